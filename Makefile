@@ -15,11 +15,6 @@ PYTHON_TESTS ?= tests/documents/test_imports.py tests/documents/test_flags.py te
 	tests/train/runtime/test_jax_runtime.py::test_eight_replicas_make_the_steps_of_one \
 	tests/train/runtime/test_jax_runtime.py::test_a_function_may_capture_tensors_and_return_any_structure
 PYTHON_ENVIRONMENT = build/$(notdir $(PYTHON))
-# What `make test-legacy` runs, in an environment of its own: what needs TensorFlow classes, and what differs there.
-LEGACY_TESTS ?= $(addprefix tests/train/model/test_,$(addsuffix .py,architectures configurations encoder from_pretrained \
-	legacy parameters weight_files weight_names)) tests/train/tasks/test_gathered_head.py \
-	tests/train/test_export_command.py tests/train/publishing/test_pytorch_format.py tests/mlm_common/test_tokenizer.py \
-	tests/train/test_pair_objectives.py::test_an_albert_continues_with_the_order_of_sentences
 # What `make test-newest` takes the newest of: all that pyproject.toml gives an upper bound.
 NEWEST = datasets google-cloud-storage huggingface-hub tensorboard tensorflow tf-keras tokenizers transformers
 
@@ -47,7 +42,7 @@ test-python:  ## run the quick tests with PYTHON=python3.13; with PYTHON_TESTS='
 
 test-legacy:  ## run the tests of the oldest transformers that is supported: ALBERT, DeBERTa, MPNet ... compute by it
 	@$(PYTHON) install.py --environment build/legacy --extra cpu --with legacy test
-	build/legacy/bin/python -m pytest -m 'not tpu' $(LEGACY_TESTS) -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	build/legacy/bin/python -m pytest -m 'not tpu' @tests/legacy_tests.txt -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-newest:  ## run the tests with the newest of everything, whatever pyproject.toml allows, and say what that is
 	@$(PYTHON) install.py --environment build/newest --extra cpu --with test

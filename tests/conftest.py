@@ -4,6 +4,8 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # JAX reads them when it is imported. The replicas of a test are the first of its devices.
@@ -56,6 +58,10 @@ FIRST = (
     *("test_resume.py", "test_run_mlm.py", "test_train_step.py"),
 )
 
+# What `make test-legacy` runs with transformers 4: what needs its TensorFlow classes, and what differs there.
+LEGACY_LIST = Path(__file__).parent / "legacy_tests.txt"
+LEGACY_TESTS = tuple(LEGACY_LIST.read_text(encoding="utf-8").split())
+
 # What a shell starts in the background ignores Ctrl-C, and hands that on to all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -89,6 +95,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Fail a test that is skipped without TensorFlow classes, unless `make test-legacy` runs it with them."""
+    from tests.fixtures.tiny_models import WITHOUT_TF_CLASSES
+
+    report = yield
+    if report.skipped and WITHOUT_TF_CLASSES in str(report.longrepr) and not item.nodeid.startswith(LEGACY_TESTS):
+        report.outcome = "failed"
+        report.longrepr = f"{WITHOUT_TF_CLASSES}, and no environment runs this test: add it to {LEGACY_LIST.name}."
+    return report
 
 
 def pytest_collection_finish() -> None:

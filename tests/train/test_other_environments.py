@@ -25,7 +25,7 @@ from tests.fixtures.made_once import made_once
 from tests.fixtures.other_environments import PROJECT, output_of
 from tests.fixtures.read_in_pytorch import read_in_pytorch, write_expected
 from tests.fixtures.same_run import logged
-from tests.fixtures.tiny_models import CONFIGS, VOCABULARY, padded_batch, tiny_model, tiny_tokenizer
+from tests.fixtures.tiny_models import CONFIGS, VOCABULARY, is_computed_here, padded_batch, tiny_model, tiny_tokenizer
 from tests.fixtures.tiny_run import run_flags
 from tests.fixtures.tiny_tokenizers import KINDS, SPECIAL_TOKENS
 from tokenizer_training.train_unigram import main as train_tokenizer
@@ -82,7 +82,7 @@ def exports(tmp_path_factory) -> tuple[Path, list[list[int]]]:
     tokenizer = tiny_tokenizer()
     encoded = tokenizer(SENTENCES, padding=True, return_tensors="np")
     sentences = {name: encoded[name].astype(np.int32) for name in ("input_ids", "attention_mask")}
-    for name in CONFIGS:
+    for name in filter(is_computed_here, CONFIGS):
         # An epsilon that is far from the defaults shows where a class does not read its configuration's.
         epsilon = "norm_eps" if "modernbert" in name else "layer_norm_eps"
         model = tiny_model(name, max_position_embeddings=MODEL_MAX_LENGTH + 2, **{epsilon: 0.05})
@@ -117,7 +117,8 @@ def test_transformers_reads_a_trained_tokenizer_as_it_was_made(python, read_by):
 def test_transformers_on_torch_reads_every_export(python, exports):
     root, expected_ids = exports
     results = read_in_pytorch(python, root, SENTENCES)
-    assert {result["folder"] for result in results} == {name.replace(" ", "_") for name in CONFIGS}
+    names = {path.name for path in root.iterdir()}
+    assert {result["folder"] for result in results} == names >= {"bert", "modernbert", "roberta"}
     expected = {"dtype": "torch.float32", "wrong_keys": {}, "ids": expected_ids, "max_length": MODEL_MAX_LENGTH}
     for result in results:
         assert result["class"].endswith("ForMaskedLM"), result
@@ -161,7 +162,7 @@ def test_rows_of_a_modernbert_that_are_longer_than_its_window(python, long_moder
 def exports_with_heads(tmp_path_factory) -> Path:
     """A folder of exports of models of one layer with each of the heads of fine-tuning."""
     root = tmp_path_factory.mktemp("heads")
-    for name, head in product(MODELS_WITH_HEADS, HEADS):
+    for name, head in product(filter(is_computed_here, MODELS_WITH_HEADS), HEADS):
         one_layer = {"n_layers" if "n_layers" in CONFIGS[name] else "num_hidden_layers": 1}
         num_labels = 2 if head == "QuestionAnswering" else 3
         write_head(root / f"{name}-{head}", name, head, (12, 30), num_labels=num_labels, **one_layer)
@@ -170,7 +171,7 @@ def exports_with_heads(tmp_path_factory) -> Path:
 
 def test_transformers_on_torch_reads_heads_of_fine_tuning(python, exports_with_heads):
     results = read_in_pytorch(python, exports_with_heads)
-    assert len(results) == len(MODELS_WITH_HEADS) * len(HEADS)
+    assert len(results) == len(list(filter(is_computed_here, MODELS_WITH_HEADS))) * len(HEADS)
     assert all(result["wrong_keys"] == {} and result["difference"] < 1e-5 for result in results)
 
 
