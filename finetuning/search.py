@@ -25,7 +25,7 @@ MAX_PRINTED_CHARACTERS = 300
 
 
 def open_search(**settings: Any) -> "TextSearch":
-    """Open a search for use from Python; the search's method `find` answers questions.
+    """Open a corpus for searches from Python; the result's method `find` answers questions.
 
     Args:
         settings: fields of `SearchConfig`, which are the flags of the command: `model`, `corpus` and so on.
@@ -42,7 +42,7 @@ def open_search(**settings: Any) -> "TextSearch":
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Embed the texts that have no vectors yet, and print the nearest texts of each question."""
+    """Embed the texts that have no vectors yet, and print the texts nearest to each question."""
     (config,) = parse_arguments((SearchConfig,), argv, __doc__ or "", needed=("model", "corpus", "question"))
     log_start(__file__)
     search = open_search(**vars(config))

@@ -1,7 +1,7 @@
 """Lock an output folder, local or `gs://`, because two runs in the same folder would destroy each other's files.
 
 The owner of a folder has a record in its subfolder `.owner`, such as `.owner/000001.json`. If there are several
-records, the record with the highest number counts. The record contains a random token, and a thread of the owner
+records, only the one with the highest number is valid. The record contains a random token, and a thread of the owner
 rewrites it every few seconds (the heartbeat).
 
 A second run that sees the record change is refused. If the record does not change for a minute, measured by the second

@@ -1,4 +1,4 @@
-"""Mixtures of several sources of text: the file that lists the sources of a folder, and their sampling weights."""
+"""Mixtures of several sources of text: the file in which a folder lists its sources, and the sources' weights."""
 
 import json
 import math

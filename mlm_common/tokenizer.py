@@ -32,7 +32,7 @@ UNUSED_TOKEN = re.compile(r"<unused\d+>")
 # load.
 FAST_TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 NEWER_FAST_TOKENIZER_CLASS = "TokenizersBackend"
-# Keys of `tokenizer_config.json` in which transformers 5 notes how it loaded the tokenizer.
+# Keys of `tokenizer_config.json` in which transformers 5 records how it loaded the tokenizer.
 KEYS_OF_LOADING = ("backend", "is_local", "local_files_only")
 NO_TRUNCATION_OR_PADDING = {"truncation": None, "padding": None}
 WORD_STARTS_FILE = "word_starts.npy"
@@ -315,7 +315,7 @@ def word_starts(tokenizer: "PreTrainedTokenizerFast") -> "NDArray[np.bool_] | No
 
     - Metaspace: the token starts with the mark of a space (`▁`).
     - ByteLevel: the token starts with white space (`Ġ`, `Ċ`).
-    - WordPiece: the token lacks the prefix of continued words (`##`).
+    - WordPiece: the token lacks the prefix that marks the continuation of a word (`##`).
 
     Word-level models, BPE that marks the ends of words (`</w>`), and tokenizers that drop spaces do not show where
     words start.

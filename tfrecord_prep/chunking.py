@@ -101,8 +101,8 @@ def cut_segment_pairs(
 ) -> Iterator[Rows]:
     """Yield a row `[CLS] A [SEP] B [SEP]` for each pair of `draw_pairs`. Any row may be padded.
 
-    Random segments come from the same window of a million tokens. Text that does not fit in a row is left out, and
-    random segments occur in two rows.
+    Random segments come from the same window of a million tokens. Text that does not fit in a row is left out. The
+    text of a random segment also occurs in a pair of its document.
 
     Args:
         batches: as in `cut_concat`. In batches without sentences, each document counts as one sentence.

@@ -29,8 +29,8 @@ TOKENIZER_FOLDER_NAME = "tokenizer"
 
 # The value of `chunking` for rows that are pairs of segments with a `next_sentence_label`.
 PAIRS = "segment_pairs"
-# The values of `chunking` with a [SEP] at the end of every document or framed passage, and nowhere else. So the ids of
-# a row show which tokens belong to the same document.
+# With these values of `chunking`, rows contain a [SEP] at the end of each document (with some values, also where a
+# document is cut), and nowhere else. So the ids of a row show which tokens belong to the same document.
 SEPARATED_CHUNKINGS = ("concat", "full_sentences", "documents", "packed")
 # Values of `next_sentence_label`, as in google-research/bert and transformers: the second segment comes from another
 # document, or follows the first.

@@ -334,7 +334,7 @@ def prepare_split(
 
 
 def _sum_up(plan: SplitPlan, sha256: Mapping[int, str], bad_rows: BadRows) -> Manifest:
-    """Sum up the results of all partitions in a manifest, and add their bad rows to `bad_rows`.
+    """Return a manifest that sums up the results of all partitions, and add their bad rows to `bad_rows`.
 
     Args:
         plan: plan of the split.

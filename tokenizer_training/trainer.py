@@ -1,6 +1,6 @@
 """Train a unigram tokenizer (Kudo 2018, "Subword Regularization") on counted words.
 
-SentencePiece trains the tokens, which it calls pieces. SentencePiece is many times faster than the trainer of
+SentencePiece selects the tokens, which it calls pieces. SentencePiece is many times faster than the trainer of
 `tokenizers`. Unlike that trainer, SentencePiece gives the same pieces and scores for the same counts, and returns
 exactly the requested number of pieces. SentencePiece runs in a separate process, so that Ctrl-C ends it at once, and
 running out of memory gives an error message.

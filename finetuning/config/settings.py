@@ -145,8 +145,8 @@ class ClassificationData(ExamplesConfig):
     decimal_separator: Added[Literal[".", ","]] = flag(".", "Decimal point or comma of numbers.")
     label_lists: Added[Literal["names", "vectors"] | None] = flag(
         None,
-        "How to read labels that are lists of 0 and 1, all of one length: names (each entry is the name of a class) or "
-        "vectors (one entry per class). Default: such labels are an error.",
+        "How to read labels that are lists of 0 and 1, all of the same length: names (0 and 1 are the names of "
+        "classes) or vectors (the list has an entry for each class). Default: such labels are an error.",
     )
     similar_labels: Added[Literal["merge", "keep"] | None] = flag(None, SIMILAR_LABELS)
     metric_name: Changeable[str | None] = flag(
@@ -303,7 +303,7 @@ class FinetuningRun(RunConfig):
 
 @dataclass(frozen=True)
 class FinetuningConfig(RunSettings):
-    """All settings of a fine-tuning run. Each task has a subclass, with a class of `data` for that task."""
+    """All settings of a fine-tuning run. Each task has a subclass, whose `data` is of a class for that task."""
 
     data: ExamplesConfig
     model: FinetunedModel

@@ -193,7 +193,7 @@ def with_positions(config: FinetuningConfig, model_config: PretrainedConfig, nam
         name: the model as the user named it, used in messages.
 
     Raises:
-        InputError: the model has learned position embeddings for fewer tokens than the longest row.
+        InputError: the model's position embeddings are learned, and are fewer than the tokens of the longest row.
     """
     positions, longest = max_positions(model_config), config.data.max_seq_length
     overrides = config.model.config_overrides

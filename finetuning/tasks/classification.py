@@ -54,7 +54,7 @@ HUB_METRICS = {"f1_macro": "f1", "f1_micro": "f1", "pearson": "pearsonr"}
 NAMES = {
     "single_label_classification": "text classifier",
     "multi_label_classification": "text classifier with several labels per text",
-    "regression": "model that rates texts with a number",
+    "regression": "model that predicts a number for each text",
 }
 # Example texts in the model card's code, {number of texts per row: code}. `.format` is applied to the code later.
 TEXTS = {1: '"A text to classify."', 2: '{{"text": "A first text.", "text_pair": "A second text."}}'}

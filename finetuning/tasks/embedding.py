@@ -284,7 +284,7 @@ class Embedding(ExampleTask):
 
 
 def compared(low: float, high: float) -> str:
-    """Say whether the model is better than a baseline, given the 95% interval of the difference of both metrics."""
+    """Say whether the model is better than a baseline, given the 95% interval of the difference of their metrics."""
     if low > 0:
         return f"this model is better by {low:.4f} to {high:.4f} (95% interval)"
     if high < 0:

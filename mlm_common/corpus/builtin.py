@@ -137,7 +137,7 @@ def _prose(docstring: str) -> str:
 
 
 def _without_repeated_paragraphs(documents: Iterable[str]) -> Iterator[str]:
-    """Yield the documents without paragraphs that occurred before.
+    """Yield the documents after removing paragraphs that occurred before.
 
     Such paragraphs are frequent, because packages repeat the descriptions of common arguments.
     """

@@ -1,4 +1,4 @@
-"""The corpus, which every stage reads in the same way: a Hub data set, files or the built-in text, in splits."""
+"""The corpus (a Hub data set, files or the built-in text) and its splits, which every stage reads in the same way."""
 
 import dataclasses
 import hashlib
@@ -45,11 +45,11 @@ NUM_FILES_CHECKED = 4
 NUM_LINES_CHECKED = 500  # per file
 # How many files, and how many lines of each file, are searched for blank lines; how many files the warning names.
 NUM_FILES_SEARCHED, NUM_LINES_SEARCHED, NUM_NAMES = 64, 2000, 3
-# Number of documents that are read to check that each drawn split has text.
+# Maximum number of documents that are read to check that each drawn split has text.
 NUM_DOCUMENTS_DRAWN = 100_000
 MIN_LINES = 20  # fewer lines are too few to judge
 MIN_WIDTH, MAX_WIDTH = 40, 100  # characters
-# Lines count as wrapped if at least this fraction of them has no room for the first word of the next line.
+# Lines look wrapped if at least this fraction of them has no room for the first word of the next line.
 MIN_FULL_FRACTION = 0.7
 MAX_WORD_CHARACTERS = 15
 
@@ -105,7 +105,7 @@ class Corpus:
         return _documents_of_split(self.config, split_name, self._source(split_name).read(bad_rows or BadRows()), limit)
 
     def partitions(self, split_name: str, partition_bytes: int, bad_rows: BadRows | None = None) -> Iterator[Partition]:
-        """Cut a split into partitions, which are units of work, in order. `read_partition` reads their documents.
+        """Yield the partitions of a split in order. They are units of work, whose documents `read_partition` reads.
 
         Usually workers can read the files, and a partition is a list of byte ranges with at most `partition_bytes`
         bytes as stored. A file that cannot be cut and a row group of Parquet stay whole, and small files share a
@@ -132,7 +132,7 @@ class Corpus:
         return read_partition(self.config, split_name, byte_ranges, bad_rows)
 
     def num_sampled_bytes(self, split_name: str, max_bytes: int) -> int | None:
-        """Estimate how many bytes of text `sampled_documents` reads; None if the file sizes do not show this."""
+        """Estimate how many bytes of text `sampled_documents` reads; None if the file sizes do not suffice for this."""
         files = self._files_to_cut(split_name)
         if not files or any(file.name.endswith((".gz", ".parquet")) for file in files):
             return None
@@ -154,7 +154,7 @@ class Corpus:
         return draw_byte_ranges(self._files_to_cut(split_name), self.config, num_bytes)
 
     def _files_to_cut(self, split_name: str) -> tuple[StoredFile, ...]:
-        """Return the files of a split; none if a limit requires counting its documents from the first document on."""
+        """Return the files of a split; none if a limit requires counting the documents from the first one on."""
         return () if self._has_limit(split_name) else self.files(split_name)
 
     def _has_limit(self, split_name: str) -> bool:
@@ -292,7 +292,7 @@ def _documents_of_split(
         config: settings of the corpus.
         split_name: name of the split.
         documents: documents of the source that the split is read from.
-        limit: number of documents of `config.split` after which to stop; None to read all.
+        limit: number of documents of `config.split` after which to stop; None to read all documents.
     """
     is_drawn = split_name == config.split or config.percent_of(split_name) > 0
     if not is_drawn or not any(map(config.percent_of, HELD_OUT_SPLITS)):
@@ -322,14 +322,14 @@ def draw_split(config: CorpusConfig, text: str) -> str:
 
 
 def _fraction_of_split(config: CorpusConfig, split_name: str) -> float:
-    """Return the fraction of its source's documents that a split is expected to get."""
+    """Return the expected fraction of the source's documents that belong to the split."""
     if split_name == config.split:
         return 1 - sum(map(config.percent_of, HELD_OUT_SPLITS)) / 100
     return config.percent_of(split_name) / 100 or 1.0
 
 
 def check_lines(files: Iterable[StoredFile]) -> None:
-    """Check that the lines of the first .txt files can be documents.
+    """Check that the lines of the first .txt files look like whole documents.
 
     Raises:
         InputError: the lines look like lines of wrapped paragraphs, as in books.

@@ -170,7 +170,10 @@ def _find_delimiter(lines: Sequence[str], is_whole: bool, name: str, num_skipped
 
 
 def _has_title(lines: Sequence[str], is_whole: bool, delimiter: str) -> bool:
-    """Return whether the first row is a title, because most rows have as many fields as the second row instead."""
+    """Return whether the first row is a title.
+
+    Most rows then have a different number of fields than the first row, but the same number as the second row.
+    """
     is_table = (_share_of_rows(lines, delimiter, is_whole) or 0) > MIN_SHARE
     return not is_table and bool(_delimiters_below_title(lines, is_whole))
 

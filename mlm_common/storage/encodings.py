@@ -12,9 +12,10 @@ BYTE_ORDER_MARKS = {
     b"\xfe\xff": "UTF-16",
 }
 UTF8 = "UTF-8"
-# Number of bytes from which the encoding is guessed for a hint.
+# An error's hint names the encoding that is guessed from at most this number of bytes.
 NUM_BYTES_CHECKED = 1 << 20
-# Categories of characters that are rare in text, and the largest fraction of them that is still accepted as text.
+# Unicode categories of characters that are rare in text. Content with a larger fraction of such characters is not
+# accepted as text.
 NO_TEXT, MAX_ODD_SHARE = ("Cc", "Cn", "Co", "Cs"), 0.01
 # Largest fraction of zero bytes in UTF-8 with stray zeros. UTF-16 has more zero bytes, or has control characters.
 MAX_ZERO_SHARE = 0.1
@@ -38,7 +39,7 @@ class TextEncodingError(ValueError):
 
 
 def encoding_of_mark(start: bytes) -> str | None:
-    """Return the encoding that a byte-order mark names, such as `UTF-16`; None if there is no mark, or UTF-8's."""
+    """Return the encoding that a byte-order mark names, such as `UTF-16`; None for UTF-8's mark, or without a mark."""
     return next((name for mark, name in BYTE_ORDER_MARKS.items() if start.startswith(mark)), None)
 
 

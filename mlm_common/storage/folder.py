@@ -4,7 +4,7 @@ A write is all or nothing, and replaces an existing file. A local file is writte
 and then renamed.
 
 A missing file raises `FileNotFoundError`, and writing without permission raises `InputError`. In Cloud Storage every
-method raises `InputError` if a person must act (no credentials, no permission, no such bucket, another program writes
+method raises `InputError` if the user must act (no credentials, no permission, no such bucket, another program writes
 the same object), and `CloudStorageError` if Cloud Storage did not answer during two minutes of retries.
 """
 
@@ -44,7 +44,7 @@ class CloudStorageError(RunFailedError):
     """Cloud Storage did not answer during two minutes of retries, or bytes were changed during the transfer."""
 
 
-# {path of a folder: the `FolderLock` of this process on it}.
+# {path of a folder: the `FolderLock` that this process holds on it}.
 locks: dict[str, Any] = {}
 
 
@@ -179,7 +179,7 @@ class Folder(ABC):
 
     @abstractmethod
     def delete_files(self, names: Iterable[str]) -> None:
-        """Delete the files of these names. Missing files are ignored."""
+        """Delete the files with these names. Missing files are ignored."""
 
     @abstractmethod
     def delete(self) -> None:
@@ -187,7 +187,7 @@ class Folder(ABC):
 
     @abstractmethod
     def delete_partial_files(self, prefix: str = "") -> None:
-        """Delete partial files with this prefix that killed writes of any program left directly in the folder."""
+        """Delete the partial files with this prefix, directly in the folder, that killed writes of any program left."""
 
     @abstractmethod
     def check_writable(self) -> None:
@@ -199,7 +199,7 @@ class Folder(ABC):
 
     @abstractmethod
     def local_copy(self, names: Iterable[str] | None = None) -> AbstractContextManager[str]:
-        """Yield a local folder with the files of these names, or with all files.
+        """Yield a local folder that contains the files with these names, or all files.
 
         A local folder is yielded itself. For a folder in Cloud Storage, a temporary copy is yielded.
 
@@ -250,7 +250,7 @@ def for_all(function: Callable[[Any], None], items: Iterable[Any]) -> None:
     the same precondition.
     """
     items = list(items)
-    if len(items) == 1:  # without a pool, because the process would wait for its threads at the end
+    if len(items) == 1:  # without a pool, whose threads would delay the end of the process
         function(items[0])
         return
     with ThreadPoolExecutor(NUM_TRANSFERS) as pool:
@@ -356,8 +356,8 @@ class LocalFolder(Folder):
             self.path.encode()
         except UnicodeEncodeError as error:  # tokenizers and TensorFlow accept only UTF-8 paths
             raise InputError(
-                f"The path of an output must be UTF-8; {os.fsencode(self.path)!r} is not, or LC_ALL or PYTHONUTF8 make "
-                "Python use another encoding. Choose another path, or set PYTHONUTF8=1."
+                f"The path of an output must be UTF-8. Either {os.fsencode(self.path)!r} is not, or Python uses "
+                "another encoding because of LC_ALL or PYTHONUTF8. Choose another path, or set PYTHONUTF8=1."
             ) from error
         path = Path(os.path.normpath(Path(self.path).absolute()))
         existing = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
@@ -388,7 +388,7 @@ class LocalFolder(Folder):
 def explained_refusals(folder: str) -> Iterator[None]:
     """Turn errors about missing permission into an InputError with a hint.
 
-    Other errors, such as a full disk, are raised.
+    Other errors, such as a full disk, are raised unchanged.
     """
     try:
         yield
@@ -406,7 +406,7 @@ def _not_writable(folder: str, error: OSError, place: object) -> InputError:
 
 
 class _NewLocalFile(NewFile):
-    """A file in a local folder, with a temporary name that `list_files` leaves out until `finish`."""
+    """A file in a local folder. Until `finish`, it has a temporary name, which `list_files` leaves out."""
 
     def __init__(self, folder: str) -> None:
         check_locks(folder)

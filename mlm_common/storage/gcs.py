@@ -239,8 +239,8 @@ class _NewObject(NewFile):
 class GcsReader(io.RawIOBase):
     """One generation of an object, open for reading. Each read is one request for exactly the bytes that are read.
 
-    google-cloud-storage's BlobReader is not used, because it requests the size of the object before it seeks, and more
-    bytes than are read.
+    google-cloud-storage's BlobReader is not used, because it requests the size of the object before it seeks, and
+    downloads more bytes than are read.
 
     Attributes:
         read_ahead_bytes: number of bytes to read at once in a sequential read. The number is large, because each read

@@ -169,7 +169,7 @@ def words_of(text: str) -> int:
 
 @dataclass(frozen=True)
 class ModelConfig(Bounded):
-    """Where the weights start, and how the network computes."""
+    """The initial weights of a model, changes to its configuration, dropout and gradient checkpointing."""
 
     FLAG_GROUP = MODEL
 

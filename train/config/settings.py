@@ -56,14 +56,15 @@ class RunConfig(Bounded):
     seed: int = flag(0, "Random seed of initial weights, order of rows and masks.", at_least=0, below=2**31)
     log_steps: Changeable[Public[str | int | None]] = flag(
         None,
-        "Write a line to metrics.jsonl every N steps, or `epoch`. Default: a fiftieth of the run, at most 50 steps.",
+        "Write a line to metrics.jsonl every N steps, or with `epoch` once per epoch. Default: a fiftieth of the run, "
+        "at most 50 steps.",
         or_word=EPOCH,
         group=EVALUATION,
         at_least=1,
     )
     eval_steps: Changeable[Public[str | int | None]] = flag(
         None,
-        "Evaluate every N steps, or `epoch`: after each pass over the training rows, rounded up to whole steps. "
+        "Evaluate every N steps, or with `epoch` after each pass over the training rows, rounded up to whole steps. "
         "Default: at most ten times per run, and in at most a tenth of its time.",
         or_word=EPOCH,
         group=EVALUATION,
@@ -71,8 +72,8 @@ class RunConfig(Bounded):
     )
     save_steps: Changeable[Public[str | int | None]] = flag(
         None,
-        "Save a checkpoint every N steps, or `epoch`. Default: at each evaluation if --eval-steps is given, else ten "
-        "times per run.",
+        "Save a checkpoint every N steps, or with `epoch` once per epoch. Default: at each evaluation if --eval-steps "
+        "is given, else ten times per run.",
         or_word=EPOCH,
         group=CHECKPOINTS,
         at_least=1,

@@ -60,7 +60,7 @@ def fold_in(keys: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
 
 
 def draw_bits(keys: tf.Tensor, shape: tf.TensorShape | tuple[int, ...]) -> tf.Tensor:
-    """Draw uint32 (…, *shape) from keys, uint32 (…, KEY_WORDS): uniform values, without duplicates for the same key."""
+    """Draw uniform values, uint32 (…, *shape), from keys, uint32 (…, KEY_WORDS). Values of the same key differ."""
     word, other_key = keys[..., 0], keys[..., 1]
     stride = tf.TensorShape(shape).num_elements()
     for size in shape:

@@ -1,7 +1,7 @@
 """Products, sums, normalization and activations, written so that XLA's compiler for TPUs turns them into fast programs.
 
 Each pass over a tensor is expensive, and the matrix unit is cheap. So sums are computed as products with a matrix of
-ones, which the compiler fuses with the operations that compute the terms. No tensor changes its layout.
+ones, and the compiler fuses these products with the operations that compute the terms. No tensor changes its layout.
 """
 
 import math
@@ -24,7 +24,7 @@ def einsum(equation: str, left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
         equation: as in `tf.einsum` for two tensors, such as `bld,de->ble`. Each letter occurs in two or three parts of
             the equation.
         left: float32 or bfloat16.
-        right: of the type of `left`.
+        right: of the same type as `left`.
     """
     arguments, result = equation.split("->")
     first, second = arguments.split(",")
@@ -46,7 +46,7 @@ def sum_over_last(values: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Ten
 
     Args:
         values: (batch, length, width).
-        weights: (width,), of the type of `values`.
+        weights: (width,), of the same type as `values`.
     """
     if values.dtype == tf.float32:
         return tf.reduce_sum(values if weights is None else values * weights, axis=-1, keepdims=True)
@@ -74,7 +74,7 @@ def sum_over_rows(values: tf.Tensor) -> tf.Tensor:
 def optimization_barrier(*tensors: tf.Tensor | None) -> list[Any]:
     """Return copies of the tensors that XLA treats as new tensors.
 
-    XLA then repeats on the copies what it has computed from the originals, instead of keeping the result in memory.
+    From the copies, XLA computes again what it has computed from the originals, instead of keeping results in memory.
     """
     kept = iter(xla.optimization_barrier(*[tensor for tensor in tensors if tensor is not None]))
     return [None if tensor is None else next(kept) for tensor in tensors]
@@ -82,7 +82,7 @@ def optimization_barrier(*tensors: tf.Tensor | None) -> list[Any]:
 
 @custom_gradient
 def heads(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    """Project inputs for each head, to (batch, heads, head size, length), the layout that the products need.
+    """Project inputs for each head; return (batch, heads, head size, length), the layout that attention needs.
 
     Args:
         inputs: (batch, length, width).
@@ -107,7 +107,13 @@ def heads(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Ten
 
 @custom_gradient
 def dense(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    """Compute inputs @ kernel + bias, with (batch, length, width), (width, units) and (units,) of the same type."""
+    """Compute inputs @ kernel + bias.
+
+    Args:
+        inputs: (batch, length, width).
+        kernel: (width, units), of the inputs' type.
+        bias: (units,), of the inputs' type.
+    """
 
     def gradient(by_output: tf.Tensor) -> tuple[tf.Tensor, ...]:
         return (
@@ -121,7 +127,7 @@ def dense(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Ten
 
 @custom_gradient
 def dense_of_heads(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    """Compute inputs @ kernel + bias over all heads, (batch, length, units), from the layout that `heads` returns.
+    """Project inputs in the layout that `heads` returns; return the sum over all heads, (batch, length, units).
 
     Args:
         inputs: (batch, heads, head size, length).
@@ -213,13 +219,14 @@ def normalized_products(
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Normalize as `layer_norm` does, but without an offset, and multiply the result by kernels.
 
-    The gradient with respect to the inputs needs no sum over the norm's output, so XLA can fuse its computation with
-    the last matrix product. The part of this gradient that flows through the standard deviation follows from
-    Σ product * gradient, because products are proportional to the inverse standard deviation of their token. This sum
-    must arrive as the gradient of the second result, which is a 1 for each token, float32 (batch, length, 1). Therefore
-    pass the second result, with each product or a rotation of the product, to `scaled`, and use the tensors that it
-    returns. The part of the gradient that flows through the mean is 0 if each column of a kernel has the mean 0, so the
-    kernels are centered.
+    The gradient with respect to the inputs needs no sum over the norm's output, so XLA can fuse this gradient with the
+    last matrix product:
+
+    - The part of the gradient that flows through the standard deviation follows from Σ product * gradient, because
+      products are proportional to the inverse standard deviation of their token. The caller must provide this sum as
+      the gradient of the second result, a 1 for each token, float32 (batch, length, 1). To do so, pass the second
+      result to `scaled`, with each product or a rotation of the product, and use the tensors that `scaled` returns.
+    - The part that flows through the mean is 0 if each column of a kernel has the mean 0, so the kernels are centered.
 
     Args:
         inputs: (batch, length, width).
@@ -227,9 +234,9 @@ def normalized_products(
         epsilon: added to the variance.
         kernels: (width, …) each, of the inputs' type or float32.
         equation: the product of (batch, length, width) and a kernel, `bld,de->ble`.
-        num_parts: number of products that a kernel's last axis is divided among. XLA fuses operations on all parts with
-            the last product; after a single product they would need an extra pass. This saves time when kernels are
-            float32, because each product then rounds only its part of the kernel.
+        num_parts: number of parts that a kernel's last axis is divided into, with one product for each part. XLA fuses
+            operations on all parts with the last product; after a single product they would need an extra pass. This
+            saves time when kernels are float32, because each product then rounds only its part of the kernel.
     """
     dtype, width = inputs.dtype, inputs.shape[-1]
     operands, result = equation.split("->")

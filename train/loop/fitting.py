@@ -59,7 +59,7 @@ def _fit_from_start(trainer: Trainer, stop: StopRequest, pushing: PushToHub | No
 
 
 class TrainingHooks:
-    """The hooks called between the steps of one `fit`: log, evaluate, save, push.
+    """The hooks called between the steps of one call of Keras's `fit`: log, evaluate, save, push.
 
     Attributes:
         steps_per_execution: the Keras callback that calls the hooks.
@@ -111,9 +111,9 @@ class TrainingHooks:
         )
 
     def catch_up(self) -> None:
-        """Call those hooks of the starting step that the last process did not call; save a first checkpoint if needed.
+        """Call the hooks that are due at the starting step and that the previous process may not have called.
 
-        A run that may roll back needs a checkpoint from its start.
+        If the run may roll back and has no checkpoint, save a first checkpoint.
         """
         step = self._start.step
         line = self._trainer.log.find(step, VALIDATION)
@@ -199,13 +199,13 @@ class TrainingHooks:
 
 
 def roll_back(trainer: Trainer, error: TrainingDivergedError, stop: StopRequest) -> ResumePoint:
-    """Restore the last checkpoint before a divergence; return the point to resume at, after the rows read since then.
+    """Restore the last checkpoint before a divergence; return the point to resume from, skipping the rows since then.
 
     The choice of the checkpoint depends only on step numbers, so a run that is killed during the rollback skips the
     same rows. If there are several workers, they wait for each other at each `stop.compare`.
 
     Raises:
-        TrainingDivergedError: `error`, raised again if rollbacks are off, `--max-rollbacks` is reached, or there is no
+        TrainingDivergedError: `error` again, if rollbacks are off, `--max-rollbacks` is reached, or there is no
             earlier checkpoint.
     """
     trainer.checkpoints.wait()
@@ -253,7 +253,7 @@ class Hook:
     at_steps: Collection[int] | None = None
 
     def is_due(self, step: int, num_steps: int) -> bool:
-        """Return whether to act after `step`, at which an execution ended, in a run of `num_steps`."""
+        """Return whether the action is due after `step`, the last step of an execution, in a run of `num_steps`."""
         if self.every_steps is not None:
             return step % self.every_steps == 0 or step == num_steps
         return self.at_steps is None or step in self.at_steps
@@ -266,7 +266,7 @@ class Hook:
 
 
 class InputWaits:
-    """Sums up the seconds that executions waited for input. Adding does not wait for the device."""
+    """Sums up the seconds that executions waited for input. `add` does not wait for the device."""
 
     def __init__(self) -> None:
         self._seconds: list[Any] = []
@@ -340,13 +340,14 @@ class StepsPerExecution(tf_keras.callbacks.Callback):
 
 @dataclass
 class Profile:
-    """A trace of host and device for TensorBoard's profiler, from after step `steps[0]` to after step `steps[1]`.
+    """A trace of host and device for TensorBoard's profiler: of the steps after `steps[0]`, up to `steps[1]`.
 
     If the trace cannot be written, a warning is logged.
 
     Attributes:
         folder: a local folder, because a bucket may be slow.
-        steps: steps of the whole run. A run that resumes between these two steps is not traced. None disables tracing.
+        steps: two steps, counted from the start of the run. A process that resumes between them traces nothing. None
+            disables tracing.
         wait_for_device: called before the trace ends.
     """
 

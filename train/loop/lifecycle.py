@@ -63,7 +63,11 @@ class Job(ABC, Generic[Settings]):
         """Print what this command's `--dry-run` shows in addition to the plan."""
 
     def finish(self, trainer: "Trainer", figures: Figures, stop: StopRequest) -> tuple[int, Figures]:  # noqa: ARG002
-        """Use the trained model; return the step whose model is exported, and that step's evaluation."""
+        """Finish the command after training, for example by writing predictions.
+
+        Returns:
+            The step whose model is exported, and the evaluation of that step.
+        """
         return trainer.plan.num_steps, figures
 
 
@@ -144,14 +148,14 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
                 supervisor.report("build")
                 trainer = Trainer(run, index, runtime)
                 # Decide what training starts from. The order is important.
-                # 1. Load the weights of --init-from. If they cannot be read, the existing run is still there.
+                # 1. Load the weights of --init-from. If they cannot be read, the existing run is still intact.
                 trainer.load_initial_weights()
                 # 2. Delete the existing run, if --overwrite-output-dir is given, so that step 3 does not find it.
                 trainer.clear_folder()
                 # 3. Restore the newest intact checkpoint, if there is one. Its weights replace the weights of step 1.
                 trainer.restore()
-                # 4. If this checkpoint is of an earlier phase, because all checkpoints of this phase are damaged, build
-                # the earlier phase.
+                # 4. If this checkpoint belongs to an earlier phase, because all checkpoints of this phase are damaged,
+                # build the trainer of the earlier phase.
                 if trainer.phase_to_resume != index:
                     index = trainer.phase_to_resume
                     trainer.release()
@@ -178,7 +182,8 @@ def train_phase(trainer: "Trainer", stop: StopRequest) -> tuple[Publisher | None
     """Write `run.json`, print where training starts, and train the phase; push and export during training.
 
     Returns:
-        The publisher of the chief, the exports of `--save-at-words`, and the evaluation of the last step.
+        The publisher (None for workers other than the chief), the exports of `--save-at-words` (None without the flag),
+        and the evaluation of the last step (None without an evaluation).
     """
     from train.loop.fitting import fit
 
@@ -195,7 +200,7 @@ def train_phase(trainer: "Trainer", stop: StopRequest) -> tuple[Publisher | None
 
 
 def publish(trainer: "Trainer", publisher: Publisher, figures: Figures, step: int) -> None:
-    """Export the model of `step`, push it if a repository is named, and print the evaluation and the files' paths.
+    """Export the model as of `step`, push it if a repository is named, and print its evaluation and the files' paths.
 
     Raises:
         HubPushError: the push failed; the export is complete.
@@ -221,7 +226,7 @@ def publish(trainer: "Trainer", publisher: Publisher, figures: Figures, step: in
 
 
 def exports_at_words(run: Run, trainer: "Trainer") -> "ExportsAtWords | None":
-    """Export the checkpoints of `--save-at-words` in the background, as they are saved; None without the flag."""
+    """Start to export the checkpoints of `--save-at-words` in the background; return None without the flag."""
     steps = trainer.phase.steps_at_words(trainer.plan)
     if not steps:
         return None
@@ -240,7 +245,7 @@ def prepare(config: Settings, job: Job[Settings], *, with_tpu: bool = True) -> R
     Args:
         config: the settings as given.
         job: the command.
-        with_tpu: whether to check also that this machine can reach its TPU.
+        with_tpu: whether to also check that this machine can reach its TPU.
     """
     if config.run.report_to:
         from train.metrics.trackers import check_trackers
@@ -290,7 +295,7 @@ def check_output_folder(run: Run) -> Run:
 
 
 def check_can_push(config: HubConfig) -> None:
-    """Check that the token may write to the Hub repository, and that the Hub accepts the card's metadata.
+    """Check that the token may write to the Hub repository, and that the Hub accepts the model card's metadata.
 
     Does nothing if no repository is named.
     """
@@ -307,7 +312,7 @@ def check_can_push(config: HubConfig) -> None:
 
 @contextmanager
 def locked_run_folder(run: Run) -> Iterator[Run]:
-    """Lock the output folder, and with `--resume-from-hub` fetch the run; the chief does both for all workers.
+    """Lock the output folder, and with `--resume-from-hub` download the run; the chief does both for all workers.
 
     Yield the run, with its records read again from the locked folder.
     """

@@ -172,7 +172,7 @@ class Trainer:
         return self.phase.index if is_end_of_last else saved.plan.phase_index
 
     def release(self) -> None:
-        """Free the memory of the model, for the model of the next phase."""
+        """Free the memory of the model, which the model of the next phase needs."""
         del self.model, self.state, self.add_up, self.score
         self.runtime.release()
         gc.collect()
@@ -196,7 +196,7 @@ class Trainer:
         return record
 
     def _earlier_schedules(self) -> list[tuple[int, int]]:
-        """Return earlier lengths of the run's schedule, in order, as (last step with that length, number of steps)."""
+        """Return the schedule's earlier lengths, in order, each as (last step with this length, length in steps)."""
         saved = self.start.checkpoint
         if saved is None:
             return []
@@ -209,9 +209,10 @@ class Trainer:
         return earlier
 
     def prove_computation(self) -> None:
-        """Check the TPU-optimized layers and the sharded optimizer on the first rows, and use those that match.
+        """Compare the TPU-optimized layers and the sharded optimizer with the reference, on the first rows.
 
-        Does nothing if the settings or an earlier check have already decided.
+        Use each of them only if its results match. Does nothing if the settings or an earlier check have already
+        decided.
         """
         if None not in (self.computation.tpu_layers, self.computation.shard_optimizer):
             return
@@ -235,12 +236,12 @@ class Trainer:
         self.state.write(arrays)
 
     def is_best_so_far(self, step: int) -> bool:
-        """Return whether the evaluation after `step` is the best so far, in a run that exports the best checkpoint."""
+        """Return whether the run exports the best checkpoint, and the evaluation after `step` is the best so far."""
         best = self.best_evaluation()
         return self.run.exports_best and best is not None and best["step"] == step
 
     def restore_best(self) -> tuple[int, dict[str, float] | None]:
-        """Restore the checkpoint with the best evaluation after training; warn if a better checkpoint was deleted.
+        """After training, restore the checkpoint with the best evaluation; warn if a better checkpoint was deleted.
 
         Returns:
             The step of the restored checkpoint and its evaluation; if no checkpoint was evaluated, the last step and

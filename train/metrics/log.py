@@ -95,8 +95,7 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
     """The lines of a run, kept in memory. Each file and tracker is updated by a separate thread.
 
     Use the log as a context around the training: its exit waits for the threads and reports the updates that failed.
-        Only the chief of
-    several workers writes.
+    If there are several workers, only the chief writes.
     """
 
     def __init__(
@@ -136,11 +135,11 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
             targets = ", ".join(str(follower.target) for follower in outdated)
             logger.warning(
                 "the log is incomplete: %s not up to date (%d of %d lines are in the files); the next start of this "
-                "run writes what is missing",
+                "run writes the missing lines",
                 *(targets, self.num_written, len(self.lines)),
             )
         elif num_failures := sum(follower.num_failures for follower in followers):
-            logger.warning("failed writes of the log: %d; no line is missing now", num_failures)
+            logger.warning("failed writes of the log: %d; the missing lines have been written since", num_failures)
 
     def wait(self) -> None:
         """Wait until everything submitted so far is written or has failed."""
@@ -170,7 +169,7 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
         self.flush()
 
     def rewind_to(self, step: int, num_rollbacks: int = 0) -> None:
-        """Keep the lines of steps up to `step` and of the first `num_rollbacks` rollbacks; later steps are redone."""
+        """Keep the lines of steps up to `step` and of the first `num_rollbacks` rollbacks. Later steps are repeated."""
         rollbacks = [line for line in self.lines if line["split"] == ROLLBACK][:num_rollbacks]
         self.lines = [
             line
@@ -299,7 +298,7 @@ class TensorBoardFiles:
     def begin(self, lines: Lines, step: int) -> None:
         """Record that earlier processes wrote these lines, and possibly points of steps after `step`.
 
-        If the files were deleted, the new files get all lines.
+        If the files were deleted, all lines are written to new files.
         """
         if not any(files.names() for files in self._splits.values()):
             lines = ()
@@ -311,7 +310,7 @@ class TensorBoardFiles:
         for split, files in self._splits.items():
             files.update(_of_split(lines, split))
         if not self._folder.is_local:
-            # Upload one after the other, because the process cannot end while a pool of threads is busy.
+            # Upload one file after the other, because the process cannot end while a pool of threads is busy.
             for name in finished_files(Path(self.local_folder)):
                 path = Path(self.local_folder, name)
                 num_bytes = path.stat().st_size
@@ -324,8 +323,7 @@ class TensorBoardFiles:
 class EventFiles:
     """The event files of one split: one for this process, and one more after each failure.
 
-    If points are rewritten, a record tells TensorBoard to drop the earlier points, of this process and of other
-    processes.
+    If points are rewritten, a record tells TensorBoard to drop the earlier points, whichever process wrote them.
 
     Args:
         folder: the folder in which TensorBoard finds the files.

@@ -160,10 +160,10 @@ def planned_step_flops(model_config: PretrainedConfig, plan: Plan, num_predictio
 def full_speed_step_seconds(
     config: RunSettings, model_config: PretrainedConfig, plan: Plan, num_predictions: int
 ) -> float | None:
-    """Compute the seconds that a step would take if all replicas computed at their peak.
+    """Return the number of seconds that a step would take at the peak speed of all replicas.
 
-    None without a local TPU, on a TPU that `train.runtime.machines` does not list, and if the operations cannot be
-    counted. The other arguments are the same as in `planned_step_flops`.
+    None if the run does not use a local TPU, if `train.runtime.machines` does not list this TPU, or if the operations
+    cannot be counted. The other arguments are the same as in `planned_step_flops`.
     """
     if not config.hardware.wants_tpu or config.hardware.tpu_name != "local":
         return None
@@ -175,7 +175,10 @@ def full_speed_step_seconds(
 
 
 def _bert(config: PretrainedConfig, length: float) -> Multiplications:  # noqa: ARG001
-    """Count for BERT, RoBERTa, and ALBERT, ELECTRA, RemBERT and RoFormer, whose embeddings may have another width."""
+    """Count the multiplications of BERT, RoBERTa, ALBERT, ELECTRA, RemBERT and RoFormer.
+
+    The embeddings of the last four may have another width than the layers.
+    """
     hidden, num_layers = config.hidden_size, config.num_hidden_layers
     inner = config.hidden_dim if config.model_type == "distilbert" else config.intermediate_size
     embedding = getattr(config, "embedding_size", hidden)
@@ -192,7 +195,10 @@ def _bert(config: PretrainedConfig, length: float) -> Multiplications:  # noqa: 
 
 
 def _deberta_v2(config: PretrainedConfig, length: float) -> Multiplications:
-    """Count for DeBERTa-v2 (He et al. 2020), whose attention also multiplies with the table of relative positions."""
+    """Count the multiplications of DeBERTa-v2 (He et al. 2020).
+
+    The attention also multiplies with the table of relative positions.
+    """
     plain = _bert(config, length)
     if not config.relative_attention:
         return plain
@@ -212,7 +218,10 @@ def _deberta_v2(config: PretrainedConfig, length: float) -> Multiplications:
 
 
 def _modernbert(config: PretrainedConfig, length: float) -> Multiplications:
-    """Count for ModernBERT (Warner et al. 2024); in local layers, only pairs of tokens within the window count."""
+    """Count the multiplications of ModernBERT (Warner et al. 2024).
+
+    Local layers compute attention only between tokens within the window.
+    """
     hidden, num_layers = config.hidden_size, config.num_hidden_layers
     num_global = -(-num_layers // config.global_attn_every_n_layers)
     window = min(length, config.local_attention + 1)

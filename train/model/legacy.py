@@ -29,7 +29,7 @@ logging.getLogger("transformers.modeling_tf_utils").addFilter(lambda record: WAR
 
 
 def new_network(model_class: str, config: PretrainedConfig) -> Any:
-    """Make a network of an auto class of transformers with fresh weights, and patch it.
+    """Create a network with random weights from one of transformers' auto classes, and patch it.
 
     Raises:
         InputError: transformers has no TensorFlow classes, or was imported before `train`.

@@ -410,7 +410,7 @@ def _evaluation(record: dict[str, Any], task: TaskCard, evaluations: Sequence[di
 
 
 def _scores(scores: Mapping[str, Any] | None) -> str:
-    """Return scores without fine-tuning, of the model and its controls; empty if the model was not scored."""
+    """Describe the scores of the model and its controls before fine-tuning; empty if the model was not scored."""
     if scores is None:
         return ""
     model_scores = scores["scores"]["this model"]

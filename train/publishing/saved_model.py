@@ -183,8 +183,8 @@ class ExportsAtWords(AbstractContextManager["ExportsAtWords"]):
 
     A thread exports a checkpoint as soon as it is written, without delaying the training. `chck_….json`, written last,
     says what was exported and pushed. So nothing is done twice, and a restarted run exports and pushes only the missing
-    checkpoints. A failure only causes a warning, and is retried with the next of these checkpoints. Use this object as
-    a context around `fit`.
+    checkpoints. After a failure, only a warning is logged, and the next of these checkpoints triggers another attempt.
+    Use this object as a context around `fit`.
 
     Args:
         run: the run's folder.
@@ -232,7 +232,7 @@ class ExportsAtWords(AbstractContextManager["ExportsAtWords"]):
         try:
             self.make(step)
         except Exception as error:  # from the Hub, the disk, Cloud Storage or the network
-            logger.warning("a model of --save-at-words is not complete; training continues. %s", error)
+            logger.warning("exporting or pushing a model of --save-at-words failed; training continues. %s", error)
 
     def _description(self, step: int) -> dict[str, Any]:
         """Describe what is exported and pushed. Include the checksum, as a rollback may replace the checkpoint."""

@@ -95,9 +95,9 @@ def compile_program(stablehlo: str, devices: Sequence[Any]) -> Program:
 
 @contextmanager
 def parsed(stablehlo: str) -> Iterator[Any]:
-    """Parse a program into a module of MLIR, which is valid within the context.
+    """Yield a program as an MLIR module. The module is valid only inside the `with` block.
 
-    TensorFlow repeats a constant wherever it is used: ModernBERT's rotations, hundreds of times. Remove the duplicates.
+    TensorFlow repeats a constant at each use (ModernBERT's rotations hundreds of times). Remove the duplicates.
     """
     from jax._src.interpreters import mlir
     from jax._src.lib.mlir import ir, passmanager

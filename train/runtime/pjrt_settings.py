@@ -43,8 +43,8 @@ SYSTEM_LIBRARY = Path("/lib/libtpu.so")
 TRIAL_SECONDS = 300.0
 API_SECONDS = 60.0
 ADVICE = (
-    "Run train/doctor.py --tpu-name local, which tries both ways. JAX finds TPUs that TensorFlow does not: --runtime "
-    "jax, in a separate environment (python3 install.py --extra jax-tpu --environment .venv-jax)."
+    "Run train/doctor.py --tpu-name local, which tries both ways. JAX finds TPUs that TensorFlow does not; to use "
+    "it, pass --runtime jax in a separate environment (python3 install.py --extra jax-tpu --environment .venv-jax)."
 )
 # The attempts that this process has made, described in error messages about the connection.
 _tried: list[str] = []

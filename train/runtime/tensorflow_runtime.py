@@ -64,7 +64,8 @@ class TensorFlowRuntime(Runtime):
         return variable if axis is None else ShardedVariable(self, variable, axis)
 
     # Each replica has a copy of the means, and all copies are equal. TensorFlow would sum the copies to read them, and
-    # divide to set them, which rounds for some numbers of replicas. So each copy is read and set on its replica.
+    # divide to set them, and the division rounds for some numbers of replicas. So each copy is read and set on its
+    # replica.
 
     def read(self, variables: Sequence[Any]) -> list[NDArray[Any]]:
         values = self.on_replicas(lambda: [variable.read_value() for variable in variables], jit_compile=False)()

@@ -20,7 +20,10 @@ FIELD, TERMS = "field", ("linguistics_term", "UID")
 
 @dataclass(frozen=True)
 class Pair:
-    """A sentence that speakers accept, and a similar one that they reject. Seven of BLiMP's 67,000 pairs are equal."""
+    """A sentence that speakers accept, and a similar one that they reject.
+
+    In seven of BLiMP's 67,000 pairs, the two sentences are equal.
+    """
 
     good: str
     bad: str

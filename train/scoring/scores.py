@@ -1,8 +1,8 @@
 """Compute scores of models with standard errors, the scores that chance alone would give, and comparisons of models.
 
-Loss per token depends on the tokenizer: a tokenizer that cuts text into few tokens has a high loss per token. Bits per
-byte of the text and the fraction of words guessed do not depend on the tokenizer. A score also says little without the
-scores of untrained networks: by luck, such a network gets more or less than half of BLiMP's pairs right.
+Loss per token depends on the tokenizer: a tokenizer that cuts text into few tokens leads to a high loss per token. Bits
+per byte of the text and the fraction of words guessed do not depend on the tokenizer. A score also says little without
+the scores of untrained networks: by luck, such a network gets more or less than half of BLiMP's pairs right.
 """
 
 import math
@@ -30,12 +30,13 @@ NUM_QUARTERS = 4
 
 @dataclass(frozen=True)
 class Score:
-    """The score of a model, which is a mean or a ratio of sums over sampled items, or the mean score of networks.
+    """The score of a model (a mean, or a ratio of sums, over sampled items), or the mean score of several networks.
 
     Attributes:
         value: the score.
-        standard_error: standard error of the value; infinite for one item. For networks, it is the standard deviation
-            of their scores, which shows how far the score of another such network may be from `value`.
+        standard_error: standard error of the value; infinite for one item, unless the value is a fraction. For
+            networks, it is the standard deviation of their scores, which shows how far the score of another such
+            network may be from `value`.
         errors: (items,), deviation of each item from `value`, used to compare scores on the same items. For networks:
             (networks,).
         num_items: number of items.
@@ -111,14 +112,20 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Whether the model is better or worse; for equal models, wrong in at most one comparison in twenty."""
+        """Whether the model is better, worse, or not clearly different.
+
+        If the models are in fact equal, the verdict is wrong in at most one comparison in twenty.
+        """
         if not abs(self.value) > student_95(self.degrees_of_freedom) * self.standard_error:
             return NO_DIFFERENCE
         return BETTER if (self.value < 0) == (self.measure in LOWER_IS_BETTER) else WORSE
 
 
 def student_95(degrees_of_freedom: int) -> float:
-    """Return the 97.5% quantile of Student's t; from 11 degrees of freedom by Abramowitz and Stegun's 26.7.5."""
+    """Return the 97.5% quantile of Student's t distribution.
+
+    For more than ten degrees of freedom, the formula is number 26.7.5 of Abramowitz and Stegun.
+    """
     if degrees_of_freedom < 1:
         return math.inf
     if degrees_of_freedom <= len(STUDENT_95):
@@ -134,14 +141,14 @@ def fraction_of(values: Values) -> Score:
 
 
 def quotient_of(numerators: Values, denominators: Values) -> Score:
-    """Return a ratio of sums as a score; errors are from its linear approximation (Cochran 1977, 2.11)."""
+    """Return a ratio of sums as a score, with the errors of the ratio's linear approximation (Cochran 1977, 2.11)."""
     value = float(numerators.sum() / denominators.sum())
     errors = (numerators - value * denominators) / denominators.mean()
     return Score(value, _standard_error(errors, is_fraction=False), errors, len(errors), is_fraction=False)
 
 
 def spread_of(scores: Sequence[Score]) -> Score:
-    """Return the mean of the scores of networks, with the scores' standard deviation."""
+    """Return the mean score of several networks, with the standard deviation of their scores."""
     values = np.array([score.value for score in scores])
     value, num_items = float(values.mean()), round(np.mean([score.num_items for score in scores]))
     spread = float(np.std(values, ddof=1)) if len(values) > 1 else math.inf
@@ -158,7 +165,7 @@ def _standard_error(errors: Values, *, is_fraction: bool) -> float:
 
 
 def _smallest_error(num_items: int) -> float:
-    """Return the standard error of a fraction of 0 or 1 by Wilson's interval (1927); the usual estimate would be 0."""
+    """Return the standard error of a fraction that is 0 or 1 (Wilson 1927); the usual estimate would be 0."""
     return NORMAL_95 / (2 * (num_items + NORMAL_95**2))
 
 
@@ -245,7 +252,7 @@ def comparisons(models: Sequence[ScoredModels]) -> list[Comparison]:
 
 
 def _compare_with_networks(measure: str, model: Scored, group: ScoredModels) -> Comparison:
-    """Compare a model with random networks, as if the model were one more random network."""
+    """Compare a model's score with the mean of random networks: could the model be one more random network?"""
     score, networks = model.scores[measure], group.random_weights.scores[measure]
     error = math.hypot(networks.standard_error * math.sqrt(1 + 1 / networks.num_networks), score.standard_error)
     difference = score.value - networks.value

@@ -1,4 +1,4 @@
-"""AdamW, StableAdamW, LAMB and Muon. Updates stop at the first gradient that is not finite."""
+"""AdamW, StableAdamW, LAMB and Muon. They stop updating weights at the first loss or gradient that is not finite."""
 
 import math
 import re
@@ -19,20 +19,20 @@ from train.step.sharding import Sharding
 Total = Callable[[tf.Tensor], tf.Tensor]
 
 
-# As in BERT's optimizer, weight decay skips variables whose path has a component that ends as in this pattern. Only the
-# end of a component counts, because the name of a model may contain such a word (`roberta_prelayernorm`). On replicas
-# the path ends in `/replica_1`. MPNet's table of relative attention biases counts as a bias, as in transformers'
-# Trainer.
+# As in BERT's optimizer, weight decay skips biases and norms: variables whose path has a component that ends as in
+# this pattern. The rest of a component is not compared, because the name of a model may contain such a word
+# (`roberta_prelayernorm`). On replicas the path ends in `/replica_1`. MPNet's table of relative attention biases is
+# treated as a bias, as in transformers' Trainer.
 NO_WEIGHT_DECAY = r"(bias|LayerNorm|layer_norm|/(attn_|mlp_|final_)?norm)(/|:|$)"
 
 
 class GuardedAdamW(tf_keras.optimizers.AdamW):
-    """AdamW (Loshchilov & Hutter 2017) with the results of tf_keras' AdamW, but no steps after a non-finite step.
+    """AdamW (Loshchilov & Hutter 2017) with the results of tf_keras' AdamW, but it stops at a non-finite step.
 
-    After the first non-finite step, gradients and all update rates are multiplied by 0. Weights, moments and the step
-    counter then keep their exact values. This method needs no additional pass over the weights and no wait for the
-    device. It also needs no branch in the compiled program, which would keep XLA from fusing the updates with other
-    operations.
+    A step is non-finite if its loss or gradient norm is infinite or NaN. From this step on, gradients and all update
+    rates are multiplied by 0. Weights, moments and the step counter then keep their exact values. This method needs no
+    additional pass over the weights and no wait for the device. It also needs no branch in the compiled program; a
+    branch would keep XLA from fusing the updates with other operations.
 
     Args:
         sharding: how moments and updates are divided among the replicas. None keeps the whole optimizer on each
@@ -64,7 +64,10 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a step was not finite; its number would have been `iterations` + 1. Waits for the device."""
+        """Whether a non-finite step has stopped the optimizer. Waits for the device.
+
+        The number of that step would have been `iterations` + 1.
+        """
         return not float(self._going.read_value())
 
     def state_of(self, trained: Mapping[str, tf.Variable]) -> dict[str, tuple[tf.Variable, int | None]]:
@@ -127,7 +130,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
             self._compute_current_learning_rate()
             gradients = self._update_shards(gradients, variables)
         self.apply_gradients(zip(gradients, variables, strict=True), skip_gradients_aggregation=True)
-        self.iterations.assign_add(tf.cast(going, tf.int64) - 1)  # a skipped step does not count
+        self.iterations.assign_add(tf.cast(going, tf.int64) - 1)  # a skipped step is not counted
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
         """Update the moments and then the variable; `apply_gradients` calls this for each variable."""
@@ -241,7 +244,7 @@ class GuardedLamb(GuardedAdamW):
 
 
 class GuardedStableAdamW(GuardedAdamW):
-    """StableAdamW (Wortsman et al. 2023, algorithm 2): AdamW with a lower rate for variables with unusual gradients.
+    """StableAdamW (Wortsman et al. 2023, algorithm 2): AdamW with a lower rate for unusually large gradients.
 
     The rate is divided by the root mean square of gradient / sqrt(second moment) if this number is above 1 (update
     clipping, as in AdaFactor). ModernBERT was trained with this optimizer, without gradient clipping.
@@ -268,8 +271,8 @@ class GuardedMuon(GuardedAdamW):
     mean square as AdamW's updates, so AdamW's learning rate and decay also suit matrices. A matrix has only one moment.
 
     Args:
-        num_matrices: number of matrices that each variable contains side by side, in order; a variable with 0 is
-            updated with AdamW.
+        num_matrices: for each variable, in order, the number of matrices that it contains side by side; a variable
+            with 0 is updated with AdamW.
         momentum: decay rate of the moment of matrices.
         rate_ratio: ratio of the learning rate of matrices to the learning rate of other variables.
         arguments: arguments of `GuardedAdamW`.
@@ -309,7 +312,7 @@ class GuardedMuon(GuardedAdamW):
         return self._moved(variable, value, [orthogonalized(direction) for direction in directions])
 
     def _update_shards(self, gradients: list[tf.Tensor], variables: list[tf.Variable]) -> list[tf.Tensor]:
-        """Update the shards of all variables. Each replica orthogonalizes a share of the matrices."""
+        """Update the shards of all variables. Each replica orthogonalizes some of the matrices."""
         sharding = self.sharding
         assert sharding is not None
         has_sharded_matrices = [
@@ -395,7 +398,7 @@ def build_optimizer(
     num_matrices: Sequence[int] = (),
     **numbers: int,
 ) -> GuardedAdamW:
-    """Build the optimizer of a run. The train step clips gradients, not the optimizer.
+    """Build the optimizer of a run. The optimizer does not clip gradients; the training step does.
 
     Args:
         config: the settings.
@@ -442,9 +445,9 @@ def layer_rate_factors(network: Any, decay: float) -> tuple[float, ...]:
 
     - 1 for the head, and for a pooler or a norm after the layers;
     - `decay` for the last layer, `decay`² for the layer before it, and so on;
-    - one more power of `decay` than the first layer has, for the embeddings and everything else below the layers.
+    - the factor of the first layer times `decay` for the embeddings and everything else below the layers.
 
-    A layer that is used several times (as in ALBERT) counts once.
+    A layer that is used several times (as in ALBERT) is counted once.
     """
     layers = encoder_layers(network)
     powers = {

@@ -1,4 +1,4 @@
-"""Weight-update sharding: each replica keeps a shard of the moments, and updates only this shard of the weights.
+"""Weight-update sharding: each replica keeps a shard of the moments and updates only the matching shard of the weights.
 
 This is stage 1 of ZeRO (Rajbhandari et al. 2019), in the form of Xu et al. 2020 for TPUs. Gradients are summed so that
 each replica gets its shard of the sum, and then the updated shards of the weights are gathered. Every replica still has

@@ -40,8 +40,8 @@ class PretrainingModel(tf_keras.Model):
     """The Keras model that is trained and evaluated.
 
     A training step takes `global_batch_rows` rows, which the replicas divide equally. Each replica processes its rows
-    in `num_micro_batches` micro-batches. The loss is summed and then divided by its weight in the whole global batch,
-    so it does not depend on how the batch is divided.
+    in `num_micro_batches` micro-batches. The loss is summed and then divided by the total weight of the whole global
+    batch, so it does not depend on how the batch is divided.
 
     AutoGraph is off here and in the input pipeline, because no traced Python code branches on a tensor, and converting
     a model's code would add seconds to each start.
@@ -74,8 +74,8 @@ class PretrainingModel(tf_keras.Model):
         self.seed = seed
         self.num_micro_batches = num_micro_batches
         self.max_grad_norm = max_grad_norm
-        # Use float32 under every policy, because a graph that only assigns a variable does not find it if the policy
-        # may cast it.
+        # Use float32 under every policy, because a graph that only assigns a variable does not find the variable if
+        # the policy may cast it.
         self.means = [tf_keras.metrics.Mean(mean.name, dtype="float32") for mean in task.means]
         self.grad_norm_mean = tf_keras.metrics.Mean("grad_norm", dtype="float32")
 
@@ -91,7 +91,7 @@ class PretrainingModel(tf_keras.Model):
 
     @property
     def metrics(self) -> list[tf_keras.metrics.Metric]:
-        """Means since the last reset: the task's means, weighted, and the mean norm of the gradient."""
+        """Means since the last reset: the task's weighted means, and the mean norm of the gradient."""
         return [*self.means, self.grad_norm_mean]
 
     def reset_metrics(self) -> None:
@@ -154,7 +154,7 @@ class PretrainingModel(tf_keras.Model):
 
     @tf.autograph.experimental.do_not_convert
     def evaluation_step(self, rows: Any) -> Sums:
-        """Add up the task's sums over a batch of prepared rows of all replicas, and collect its values per row."""
+        """Add up the task's sums over the prepared rows of all replicas, and collect the task's values for each row."""
         replica = tf.distribute.get_replica_context()
         sums = self.task.sums(self.network, rows, training=False)
         row_values = {name: sums.pop(name) for name in list(sums) if sums[name].shape.rank}
@@ -166,7 +166,7 @@ class PretrainingModel(tf_keras.Model):
 
     @tf.autograph.experimental.do_not_convert
     def gradient_sums(self, batch: dict[str, tf.Tensor]) -> tuple[Sums, tf.Tensor]:
-        """Compute the task's sums and the squared gradient norms of the next step; change nothing.
+        """Compute the task's sums and the squared gradient norms of the next step, without changing anything.
 
         Each replica uses only its first NUM_PROOF_ROWS rows of the batch.
 
@@ -180,7 +180,7 @@ class PretrainingModel(tf_keras.Model):
 
     @tf.autograph.experimental.do_not_convert
     def divided_squares(self, batch: dict[str, tf.Tensor]) -> tf.Tensor:
-        """Shard and regather the weights, and the next step's gradients; change nothing.
+        """Shard the weights and the next step's gradients, gather them again, and compare; change nothing.
 
         Each replica uses only its first NUM_PROOF_ROWS rows of the batch.
 
@@ -215,7 +215,10 @@ class PretrainingModel(tf_keras.Model):
         return self._micro_batch_gradients(rows, keys, key_of((self.seed, SHARED_STREAM, step)))
 
     def _gradients(self, rows: Any, keys: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
-        """Compute the gradients of the summed loss (dense, float32) and the task's sums over this replica's rows."""
+        """Compute the gradients of the loss and the task's sums, both summed over this replica's rows.
+
+        The gradients are dense float32 tensors.
+        """
         shared_key = key_of((self.seed, SHARED_STREAM, tf.cast(self.optimizer.iterations, tf.int32)))
         if self.num_micro_batches == 1:
             return self._micro_batch_gradients(rows, keys, shared_key)
@@ -305,7 +308,7 @@ class PretrainingModel(tf_keras.Model):
 def prepare_batch(
     task: Task, seed: int, batch: dict[str, tf.Tensor], step: int | tf.Tensor, *, first_row: int | tf.Tensor = 0
 ) -> Any:
-    """Prepare (mask) the rows of a training step, from a batch that starts at row `first_row` of the global batch."""
+    """Prepare (mask) the rows of a training step. The batch starts at row `first_row` of the global batch."""
     return task.prepare_batch(batch, row_keys((seed, TASK_STREAM, step), _num_rows(batch), first_row))
 
 

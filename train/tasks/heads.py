@@ -219,6 +219,6 @@ def put_part(network: Any, name: str, make: Callable[[], Any], run: Callable[[],
     if wrong:
         raise InputError(
             "The layers of a head must be single layers, not models such as tf_keras.Sequential, and must have "
-            f"different names, so that all weights have different names; a weight is called {wrong[0]}."
+            f"different names, so that all weights have different names; the weight {wrong[0]} breaks this rule."
         )
     return network

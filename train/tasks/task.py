@@ -231,7 +231,7 @@ class Task(ABC):
         return {"first row": tokenizer.decode(rows["input_ids"][0])}
 
     def num_predictions(self, num_tokens: int) -> int:  # noqa: ARG002
-        """Return the number of positions of a batch of `num_tokens` that go through a masked-LM head.
+        """Return how many positions go through a masked-LM head, in a batch of `num_tokens` tokens.
 
         The number is used to count operations. Other heads need few operations, which are not counted.
         """

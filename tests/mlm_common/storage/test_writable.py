@@ -64,5 +64,5 @@ def test_check_names_the_missing_permission(permission, cloud):
 @pytest.mark.parametrize("name", [b"gr\xfc\xdfe", b"a/\xff/b"])
 def test_a_path_that_is_not_utf8_is_refused(name, tmp_path):
     """Neither `tokenizers` nor TensorFlow writes there."""
-    with pytest.raises(InputError, match=r"must be UTF-8; b'.*\\x(fc|ff).* is not"):
+    with pytest.raises(InputError, match=r"must be UTF-8\. Either b'.*\\x(fc|ff).* is not"):
         open_folder(f"{tmp_path}/{os.fsdecode(name)}").check_writable()

@@ -87,7 +87,7 @@ def test_a_stalled_bucket_costs_no_time_and_no_line(cloud, caplog, tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
     assert points(tmp_path / "run") == list(range(1, step + 1))
-    assert "; no line is missing now" in caplog.text
+    assert "; the missing lines have been written since" in caplog.text
     # One write of all that was missing, not one for each line.
     assert len(cloud.requests("", "run")) - num_held < 30 < step
 
@@ -104,7 +104,7 @@ def test_a_stopped_run_does_not_wait_for_a_stalled_bucket(cloud, caplog, monkeyp
         raise InterruptedError
     assert time.perf_counter() - started_seconds < 30  # the client would wait for a minute
     assert "the log is incomplete" in caplog.text
-    assert "(0 of 4 lines are in the files); the next start of this run writes what is missing" in caplog.text
+    assert "(0 of 4 lines are in the files); the next start of this run writes the missing lines" in caplog.text
     saved = {"num_written": log.num_written, "unwritten": json.loads(json.dumps(log.lines))}
     cloud.release()
     with started_log(folder, step=3, **saved) as log:
@@ -142,7 +142,7 @@ def test_a_write_that_fails_is_made_up_for_and_told(place, name, tmp_path, monke
     assert steps_in(tmp_path) == points(tmp_path) == [1, 2, 3]
     assert (tmp_path / "loss.png").exists()
     assert caplog.text.count("could not be updated; training continues, and the update is tried again: [Errno 28]") == 1
-    assert "failed writes of the log: 1; no line is missing now" in caplog.text
+    assert "failed writes of the log: 1; the missing lines have been written since" in caplog.text
 
 
 def test_a_last_write_that_fails_is_tried_once_more(tmp_path, monkeypatch):

@@ -166,7 +166,9 @@ def _num_repetitions(line: str, computations: dict[str, list[str]]) -> int | Non
 
 
 def _name(line: str, hlo_name: str, computations: dict[str, list[str]]) -> str:
-    """Return the TensorFlow name of an operation, with `#` for each number (of a layer, of a repeated name).
+    """Return the TensorFlow name of an operation, with `#` in place of each number in it.
+
+    Such a number is the index of a layer, or distinguishes operations of the same name.
 
     A fusion without a TensorFlow name gets the last TensorFlow name among its operations, or else its HLO name.
     """

@@ -96,7 +96,7 @@ class Preflight:
 
 
 def build_preflight(phase: Phase, plan: Plan, tpu: TpuSlice, compiler_python: str, **hardware: Any) -> Preflight:
-    """Return the preflight of a phase, with its model built as on a TPU.
+    """Return a `Preflight` that compiles the steps of a phase, with the model built as on a TPU.
 
     Args:
         phase: the phase.
@@ -176,7 +176,7 @@ def print_largest_batch(preflight: Preflight, *, with_operations: bool = False) 
 
 
 def _does_not_fit(preflight: Preflight, rows: int, error: DoesNotFitError) -> str:
-    """Return a message with the memory that the step lacks, and the batch that would fit by linear extrapolation."""
+    """Return a message that says how much memory the step needs, and which batch would fit by linear extrapolation."""
     gib, unit = 2**30, preflight.tpu.replica_unit
     needs = f"It does not fit: {error.needed_bytes / gib:.1f} of {error.limit_bytes / gib:.1f} GiB per {unit}"
     room_bytes, state_bytes = error.limit_bytes - preflight.state_bytes, preflight.state_bytes
