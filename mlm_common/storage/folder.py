@@ -401,7 +401,7 @@ def explained_refusals(folder: str) -> Iterator[None]:
 def _not_writable(folder: str, error: OSError, place: object) -> InputError:
     return InputError(
         f"The output folder must be writable; {folder} is not: {error.strerror or error} ({place}). Name another "
-        "folder, or change its permissions."
+        "folder, or change the permissions of this folder."
     )
 
 

@@ -127,7 +127,9 @@ def dense(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Ten
 
 @custom_gradient
 def dense_of_heads(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    """Project inputs in the layout that `heads` returns; return the sum over all heads, (batch, length, units).
+    """Compute inputs @ kernel, summed over heads, + bias. The inputs have the layout that `heads` returns.
+
+    The result is (batch, length, units).
 
     Args:
         inputs: (batch, heads, head size, length).

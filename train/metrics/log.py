@@ -134,7 +134,7 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
         if outdated:
             targets = ", ".join(str(follower.target) for follower in outdated)
             logger.warning(
-                "the log is incomplete: %s not up to date (%d of %d lines are in the files); the next start of this "
+                "the log is incomplete; not up to date: %s (%d of %d lines are in the files); the next start of this "
                 "run writes the missing lines",
                 *(targets, self.num_written, len(self.lines)),
             )

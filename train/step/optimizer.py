@@ -29,10 +29,10 @@ NO_WEIGHT_DECAY = r"(bias|LayerNorm|layer_norm|/(attn_|mlp_|final_)?norm)(/|:|$)
 class GuardedAdamW(tf_keras.optimizers.AdamW):
     """AdamW (Loshchilov & Hutter 2017) with the results of tf_keras' AdamW, but it stops at a non-finite step.
 
-    A step is non-finite if its loss or gradient norm is infinite or NaN. From this step on, gradients and all update
-    rates are multiplied by 0. Weights, moments and the step counter then keep their exact values. This method needs no
-    additional pass over the weights and no wait for the device. It also needs no branch in the compiled program; a
-    branch would keep XLA from fusing the updates with other operations.
+    A step is non-finite if its loss or gradient norm is infinite or NaN. From the first such step on, gradients and all
+    update rates are multiplied by 0. Weights, moments and the step counter then keep their exact values. This method
+    needs no additional pass over the weights and no wait for the device. It also needs no branch in the compiled
+    program; a branch would keep XLA from fusing the updates with other operations.
 
     Args:
         sharding: how moments and updates are divided among the replicas. None keeps the whole optimizer on each

@@ -234,7 +234,7 @@ def test_a_programming_error_is_told_once_and_costs_only_its_file(tmp_path, monk
     path = tmp_path / "tensorboard"
     assert caplog.text.count(f"{path} could not be updated; training continues") == 1
     assert "TypeError: unsupported operand type(s) for +: 'NoneType' and 'int' (test_log.py, line " in caplog.text
-    assert f"the log is incomplete: {path} not up to date" in caplog.text
+    assert f"the log is incomplete; not up to date: {path} (" in caplog.text
 
 
 def test_lines_in_a_checkpoint_are_written_at_the_next_start(tmp_path):

@@ -101,5 +101,5 @@ def test_a_tracker_that_hangs_holds_up_nothing(tmp_path, monkeypatch, caplog):
         log.flush()
         log._line_followers[0].wait()
     assert [line["step"] for line in read_metrics(folder)] == [1]
-    assert "wandb not up to date (" in caplog.text
+    assert "not up to date: wandb (" in caplog.text
     released.set()
