@@ -155,7 +155,7 @@ def _chosen(known: Mapping[str, Entrant], name: str) -> Entrant:
 
 
 def check_torch(entrants: Sequence[Entrant], torch_python: str) -> None:
-    """InputError if an entrant needs PyTorch and there is no interpreter with it."""
+    """Raise an InputError if an entrant needs PyTorch and no interpreter with PyTorch is named."""
     with_torch = [entrant.name for entrant in entrants if "{torch_python}" in entrant.command]
     if with_torch and not torch_python:
         raise InputError(f"--torch-python is required by {', '.join(with_torch)}: {TORCH}.")

@@ -77,7 +77,7 @@ SPECIAL_IDS = {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4, "bos": 0, "eos
 
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory) -> tuple[Path, list[list[int]]]:
-    """A folder of exports of all architectures, each with TensorFlow's logits; and the ids of the sentences."""
+    """A folder of exports of each architecture that is computed here, with its logits; and the ids of the sentences."""
     root = tmp_path_factory.mktemp("exports")
     tokenizer = tiny_tokenizer()
     encoded = tokenizer(SENTENCES, padding=True, return_tensors="np")
