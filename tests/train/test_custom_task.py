@@ -12,7 +12,7 @@ from recipes.document_label import LABEL
 from recipes.document_label import main as label_documents
 from tests.fixtures.finetuned_runs import run_on_one_device
 from tests.fixtures.made_once import made_once
-from tests.fixtures.read_in_pytorch import read_in_pytorch, write_expected
+from tests.fixtures.read_in_pytorch import TOLERANCE, read_in_pytorch, write_expected
 from tests.fixtures.results import read_json
 from tests.fixtures.same_run import timeless_lines
 from tests.fixtures.tiny_run import MODEL, run_flags
@@ -179,7 +179,7 @@ def test_pytorch_opens_the_exports(electra, labelled, python, tmp_path):
     for result in read_in_pytorch(python, tmp_path):
         missing = result["wrong_keys"].get("missing_keys", [])
         assert all("pooler" in one and result["asked"] == "AutoModel" for one in missing)
-        assert result["difference"] < 1e-5
+        assert result["difference"] < TOLERANCE
 
 
 @pytest.mark.slow

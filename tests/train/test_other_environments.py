@@ -23,7 +23,7 @@ from tests.fixtures.arrays import logits_of
 from tests.fixtures.generated_text import generated_lines
 from tests.fixtures.made_once import made_once
 from tests.fixtures.other_environments import PROJECT, output_of
-from tests.fixtures.read_in_pytorch import read_in_pytorch, write_expected
+from tests.fixtures.read_in_pytorch import TOLERANCE, read_in_pytorch, write_expected
 from tests.fixtures.same_run import logged
 from tests.fixtures.tiny_models import CONFIGS, VOCABULARY, is_computed_here, padded_batch, tiny_model, tiny_tokenizer
 from tests.fixtures.tiny_run import run_flags
@@ -40,7 +40,6 @@ from train.scoring.queries import Asker, total_by_item
 
 pytestmark = pytest.mark.slow
 
-TOLERANCE = 1e-4
 SENTENCES = ["a function returns the [MASK] of a file", "the [MASK]", "Text, with ünknown signs in 3 [MASK]."]
 MODEL_MAX_LENGTH = 60
 HEADS = ("SequenceClassification", "MultipleChoice", "TokenClassification", "QuestionAnswering")
@@ -155,7 +154,7 @@ def long_modernberts(tmp_path_factory) -> Path:
 def test_rows_of_a_modernbert_that_are_longer_than_its_window(python, long_modernberts):
     results = read_in_pytorch(python, long_modernberts)
     assert len(results) == 2 * (1 + len(HEADS))
-    assert all(result["wrong_keys"] == {} and result["difference"] < 1e-5 for result in results)
+    assert all(result["wrong_keys"] == {} and result["difference"] < TOLERANCE for result in results)
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +171,7 @@ def exports_with_heads(tmp_path_factory) -> Path:
 def test_transformers_on_torch_reads_heads_of_fine_tuning(python, exports_with_heads):
     results = read_in_pytorch(python, exports_with_heads)
     assert len(results) == len(list(filter(is_computed_here, MODELS_WITH_HEADS))) * len(HEADS)
-    assert all(result["wrong_keys"] == {} and result["difference"] < 1e-5 for result in results)
+    assert all(result["wrong_keys"] == {} and result["difference"] < TOLERANCE for result in results)
 
 
 REPO, BRANCH = "alice/tiny", "trial"

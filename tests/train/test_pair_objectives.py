@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.fixtures.arrays import logits_of
-from tests.fixtures.read_in_pytorch import read_in_pytorch, write_expected
+from tests.fixtures.read_in_pytorch import TOLERANCE, read_in_pytorch, write_expected
 from tests.fixtures.results import read_json
 from tests.fixtures.same_run import logged
 from tests.fixtures.tiny_models import (
@@ -113,4 +113,4 @@ def test_transformers_on_torch_reads_all_heads(python, tmp_path):
         is_classifier = result["asked"].endswith("ForSequenceClassification")
         missing = ["classifier.bias", "classifier.weight"] if is_classifier else []
         assert result["wrong_keys"].get("missing_keys", []) == missing
-        assert result["difference"] < 1e-5
+        assert result["difference"] < TOLERANCE
