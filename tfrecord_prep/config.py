@@ -115,7 +115,9 @@ class PrepareConfig(Bounded):
         "Publish the paths of the corpus (files, folders and buckets) in manifest.json. Default: they are redacted.",
         group="Hub",
     )
-    dry_run: bool = flag(False, "Check everything, print the plan, and stop.", is_usual=True)
+    dry_run: bool = flag(
+        False, "Check the flags, the folder and the beginning of the corpus, print the plan, and stop.", is_usual=True
+    )
     verify: bool = flag(
         False,
         "Only check existing shards: read all shards in --output-dir, compare every record, row and sum with the "

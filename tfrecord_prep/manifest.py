@@ -8,6 +8,7 @@ import functools
 import json
 import math
 import operator
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -325,6 +326,11 @@ def _num_rows_in_names(folder: str, names: list[str], has_plan: bool) -> list[in
         if not (is_gcs(folder) or looks_local(folder)):
             hint = did_you_mean(folder) or "."
             raise InputError(f"There is no folder {folder}{hint} For shards on the Hub pass hub:USER/NAME.")
+        if os.path.isfile(folder):  # noqa: PTH113 (pathlib's is_file raises for unreadable parents)
+            raise InputError(
+                f"{folder} is a file, but rows are read from a folder of shards. Make one with "
+                "prepare_tfrecord_shards.py, and pass the folder of one split, such as work/shards/train."
+            )
         check_folder(folder)
         raise InputError(
             f"{folder} contains no *.tfrecord files. Pass the folder of one split, such as work/shards/train."

@@ -136,7 +136,9 @@ class OutputConfig(Bounded):
         "in report.json. Default: they are redacted.",
         group="Hub",
     )
-    dry_run: bool = flag(False, "Check everything, print the plan, and stop.", is_usual=True)
+    dry_run: bool = flag(
+        False, "Check the flags, the folder and the beginning of the corpus, print the plan, and stop.", is_usual=True
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for sentence, predictions in zip(config.text, fill_masks(config.model, config.text, config.top_k), strict=True):
         print(sentence)
         for prediction in predictions:
-            print(f"{prediction['score']:8.1%}  {prediction['token_str']}")
+            print(f"{prediction['score']:8.1%}  {prediction['token_str'].strip() or '(a space)'}")
         print()
 
 

@@ -238,8 +238,8 @@ def grouped_by_size(documents: Iterable[str], max_bytes: int) -> Iterator[list[s
 
 
 def absolute_pattern(pattern: str) -> str:
-    """Make a local path or glob absolute."""
-    if is_gcs(pattern) or Path(pattern).is_absolute():
+    """Make a local path or glob absolute. An empty pattern stays empty."""
+    if not pattern or is_gcs(pattern) or Path(pattern).is_absolute():
         return pattern
     folder = str(Path.cwd())
     is_glob = glob.has_magic(pattern) and not Path(pattern).is_file()
@@ -257,11 +257,13 @@ def find_files(patterns: list[str], flag: str, *, is_text: bool = True) -> list[
         is_text: whether the files must have the ending of a text format that can be read.
 
     Raises:
-        InputError: a pattern has no match, a link points to nothing, or a file has a different ending.
+        InputError: a pattern is empty or has no match, a link points to nothing, or a file has a different ending.
     """
     files: dict[str, StoredFile] = {}
     num_found = 0
     for pattern in patterns:
+        if not pattern:
+            raise InputError(f"{flag} has an empty name. If the command uses a shell variable there, set it first.")
         matches = find_stored_files(pattern)
         if not matches:
             shown = short_path(pattern)

@@ -28,6 +28,7 @@ def corpus_file(tmp_path: Path) -> Path:
         ("--data-files CORPUS", "--output-dir is required"),
         ("--output-dir OUT", "No corpus was given. Pass --data-files or --dataset-name (`builtin` needs no download)"),
         ("--output-dir OUT --data-files no*.txt", "no file matches no*.txt"),
+        ("--output-dir OUT --data-files=", "--data-files has an empty name"),
         ("--output-dir OUT --data-files FOLDER", "it is a folder. Name its files, such as 'FOLDER/*.txt'"),
         (
             "--output-dir OUT --data-files CORPUS --push-to-hub a/x --export-to-hub",

@@ -62,6 +62,7 @@ SHORT_BERT = model_folder(model_type="bert", max_position_embeddings=8)
 # (flags in which {} is the shards' folder, what the error says, what is done to that folder before)
 CASES: list[tuple[Any, ...]] = [
     ("--train-dataset {}/nowhere", "There is no folder {}/nowhere"),
+    ("--train-dataset {}/train/manifest.json", "is a file, but rows are read from a folder of shards"),
     ("--tokenizer {}/another", "must be the one the shards were made", another_tokenizer),
     ("--max-length 32", "--max-length must be the shards' 16"),
     ("--schedule constant --min-learning-rate-ratio 0.1", "received 0.1 with constant"),
