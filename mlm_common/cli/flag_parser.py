@@ -291,13 +291,15 @@ class FlagParser(argparse.ArgumentParser):
         raise InputError(f"{message}. --help-all lists all flags.")
 
     def _unknown(self, words: Sequence[str]) -> InputError:
-        """Make the error for unknown words. It names the first unknown flag, or the first word if no word is a flag."""
-        for word in words:
-            name = word.partition("=")[0]
-            if reason := NO_FLAGS.get(name.replace("_", "-")):
-                return InputError(f"{name.replace('_', '-')} is not a flag here: {reason}. Leave it out.")
-            if name[0:1] in tuple(DASHES) and name.strip(DASHES):
-                return InputError(f"unknown flag {name}{self.nearest(name)} (--help-all lists all)")
+        """Make the error for unknown words. It names all unknown flags, or the first word if no word is a flag."""
+        starts = [word.partition("=")[0] for word in words]
+        names = list(dict.fromkeys(name for name in starts if name.startswith(tuple(DASHES)) and name.strip(DASHES)))
+        hints = {name: self.nearest(name) for name in names}
+        if len(names) == 1:
+            return InputError(f"unknown flag {names[0]}{hints[names[0]]} (--help-all lists all)")
+        if names:
+            shown = ", ".join(f"{name} ({hint.removeprefix('; ')})" if hint else name for name, hint in hints.items())
+            return InputError(f"unknown flags: {shown}. --help-all lists all flags.")
         return InputError(
             f"unexpected argument {words[0]!r}: each value must follow its flag. --help-all lists all flags."
         )

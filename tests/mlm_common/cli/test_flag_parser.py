@@ -121,6 +121,10 @@ def test_every_spelling_is_read():
         (["--Dry-Run"], "unknown flag --Dry-Run; did you mean --dry-run? (--help-all lists all)"),
         (["--train", "x"], "unknown flag --train; did you mean --train-dataset? (--help-all lists all)"),
         (["--learning-rates=1"], "unknown flag --learning-rates; did you mean --learning-rate? (--help-all lists all)"),
+        (
+            ["--zzz", "8", "--fast", "true", "--zzz", "--dryrun"],
+            "unknown flags: --zzz, --dryrun (did you mean --dry-run?). --help-all lists all flags.",
+        ),
         (["--zzz"], "unknown flag --zzz (--help-all lists all)"),
         (
             ["--fast", "true", "x"],
@@ -149,6 +153,8 @@ def test_flags_of_transformers_name_those_of_a_run():
     for theirs, ours in TRAINER_FLAGS.items():
         assert run_flags.nearest(theirs) == f"; did you mean {ours}?"
         assert f"`{theirs[:2]}{theirs[2:].replace('-', '_')}`" in guide
-    with pytest.raises(InputError, match=r"^--resume-from-checkpoint is not a flag here: the same command resumes"):
+    with pytest.raises(
+        InputError, match=r"^unknown flag --resume_from_checkpoint; leave it out: the same command resumes"
+    ):
         run_flags.parse_dataclasses(["--resume_from_checkpoint", "work/model"])
     assert run_flags.nearest("resume_from_checkpoint").startswith("; leave it out: the same command resumes")
