@@ -20,7 +20,7 @@ from finetuning.data.glue import GLUE_TASKS
 from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import flag, require
 from mlm_common.errors import InputError
-from mlm_common.storage import folder_and_name
+from mlm_common.storage import output_file
 from train.runtime.run_folder import RunFolder
 
 
@@ -39,10 +39,10 @@ class SubmissionConfig:
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     (config,) = parse_arguments((SubmissionConfig,), argv, __doc__)
+    folder, name = output_file(config.output, "--output")
     files: dict[str, str] = {}
     for run in config.runs:
         files |= submission_files(run)
-    folder, name = folder_and_name(config.output)
     folder.write_bytes(name, zipped(files))
     missing = sorted({file for task in GLUE_TASKS.values() for _, file in task.all_tests.values()} - files.keys())
     print(f"{config.output}: {', '.join(sorted(files))}" + (f"; missing: {', '.join(missing)}" if missing else ""))

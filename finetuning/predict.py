@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from finetuning.config.prediction import PredictionConfig
 from mlm_common.cli.process import run_as_script
-from mlm_common.storage import folder_and_name
+from mlm_common.storage import output_file
 
 
 @command
@@ -29,8 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from finetuning.tasks.prediction import open_predictor
 
     if config.output is not None:
-        folder, name = folder_and_name(config.output)
-        folder.check_writable()
+        folder, name = output_file(config.output, "--output")
     with open_predictor(config) as predictor:
         outputs = predictor.predict()
     if config.file is None:

@@ -20,7 +20,7 @@ from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import Bounded, flag, require
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus
-from mlm_common.storage import folder_and_name
+from mlm_common.storage import output_file
 from mlm_common.tokenizer import load_tokenizer, vocabulary_size
 from tokenizer_training.corpus_sample import draw_passages
 from tokenizer_training.report import encode_all, measure_quality, plain_text_backend
@@ -66,8 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     log_start(__file__)
     if config.output is not None:
-        folder, name = folder_and_name(config.output)
-        folder.check_writable()
+        folder, name = output_file(config.output, "--output")
     tokenizers = {path: load_tokenizer(path, needs_special_tokens=False) for path in config.tokenizers}
     measures: dict[str, dict[str, dict[str, Any]]] = {}
     for part, texts in texts_by_file(corpus_config, config.max_bytes):

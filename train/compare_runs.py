@@ -22,7 +22,7 @@ from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import flag
 from mlm_common.errors import InputError
 from mlm_common.hub.redaction import is_same
-from mlm_common.storage import folder_and_name
+from mlm_common.storage import output_file
 from train.metrics.log import TRAIN, VALIDATION
 from train.metrics.run_curves import ACCURACY, RunCurves, draw_runs, percentage, read_runs, short_name
 from train.runtime.run_folder import RunFolder
@@ -65,6 +65,8 @@ class CompareConfig:
 def main(argv: Sequence[str] | None = None) -> None:
     (config,) = parse_arguments((CompareConfig,), argv, __doc__, needed=("runs",))
     log_start(__file__)
+    if config.picture is not None:
+        folder, name = output_file(config.picture, "--picture")
     runs = read_runs(config.runs)
     for path, run in zip(config.runs, runs, strict=True):
         with RunFolder(path).guarded_record():  # read the data of table and plot now, so that errors name the file
@@ -85,7 +87,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         note = (
             f"Different {differences}: compare each run with its baseline, not with the others." if differences else ""
         )
-        folder, name = folder_and_name(config.picture)
         folder.write_bytes(name, draw_runs(runs, note, PurePath(name).suffix[1:]))
 
 

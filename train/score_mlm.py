@@ -23,7 +23,7 @@ from mlm_common.cli.settings import Bounded, flag, require
 from mlm_common.corpus.config import DEFAULT_SAMPLE_BY, CorpusConfig, SampleBy
 from mlm_common.corpus.corpus import open_corpus
 from mlm_common.errors import InputError
-from mlm_common.storage import check_file, check_folder_or_hub, folder_and_name
+from mlm_common.storage import check_file, check_folder_or_hub, folder_and_name, output_file
 from train import load_tensorflow
 from train.checkpoints.store import CheckpointStore
 from train.config.settings import HardwareConfig
@@ -124,8 +124,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         require(bool(steps), "must be the OUTPUT_DIR of a run with checkpoints", "--run", config.run)
         steps = steps if config.all_checkpoints else steps[-1:]
         checkpoints = {f"{config.run}, step {step:,}": store.path(step) for step in steps}
-    for path in filter(None, (config.output, config.picture)):
-        folder_and_name(path)[0].check_writable()
+    for flag_name, path in (("--output", config.output), ("--picture", config.picture)):
+        if path is not None:
+            output_file(path, flag_name)
     documents: list[str] = []
     if config.text:
         text = CorpusConfig(data_files=config.text, sample_by=config.sample_by, text_column=config.text_column)

@@ -27,7 +27,7 @@ from mlm_common.storage.folder import (
 __all__ = [
     "PARTIAL_SUFFIX", "PROBE_PREFIX", "CloudStorageError", "Folder", "NewFile", "check_file", "check_folder",
     "check_folder_or_hub", "did_you_mean", "folder_and_name", "is_gcs", "local_or_hub", "looks_local", "missing",
-    "open_folder", "read_file", "short_path",
+    "open_folder", "output_file", "read_file", "short_path",
 ]  # fmt: skip
 
 
@@ -72,6 +72,22 @@ def folder_and_name(path: str) -> tuple[Folder, str]:
     if is_gcs(path) and (not name or len(folder) < len(GCS_PREFIX)):
         raise InputError(f"The path of a file in Cloud Storage must be gs://BUCKET/NAME; received {path!r}.")
     return open_folder(folder), name
+
+
+def output_file(path: str, flag: str) -> tuple[Folder, str]:
+    """Check that a file can be written to `path`, and return its folder and its name.
+
+    Raises:
+        InputError: the folder cannot be written to, or `path` is a folder, a pipe or a device, which a new file would
+            replace: a superuser who writes to /dev/stdout would lose it.
+    """
+    folder, name = folder_and_name(path)
+    folder.check_writable()
+    if not name or (folder.is_local and Path(path).is_dir()):
+        raise InputError(f"{flag} must name a file; {path} is a folder.")
+    if folder.is_local and Path(path).exists() and (path.startswith("/dev/") or not Path(path).is_file()):
+        raise InputError(f"{flag} must name a file; {path} is a pipe or device, which cannot be replaced.")
+    return folder, name
 
 
 def read_file(path: str) -> bytes:

@@ -1,7 +1,9 @@
+import os
+
 import pytest
 
 from mlm_common.errors import InputError
-from mlm_common.storage import check_file, check_folder, check_folder_or_hub, did_you_mean, looks_local
+from mlm_common.storage import check_file, check_folder, check_folder_or_hub, did_you_mean, looks_local, output_file
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +55,17 @@ def test_a_missing_folder_is_one_line_with_the_nearest():
         check_folder("work/xyz", "--model")
     with pytest.raises(InputError, match=r"no file work/tokeniser/tokenizer.json; did you mean work/tokenizer/tokeni"):
         check_file("work/tokeniser/tokenizer.json")
+
+
+def test_an_output_is_a_file_that_a_new_file_may_replace(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("work/scores.json", "new/scores.json", "work/tokenizer/tokenizer.json", str(tmp_path / "scores.json")):
+        folder, name = output_file(path, "--output")
+        folder.write_text(name, "{}")
+        assert (tmp_path / path).read_text(encoding="utf-8") == "{}"
+    for path, problem in (("work", "a folder"), ("new/", "a folder"), ("pipe", "a pipe or device")):
+        with pytest.raises(InputError, match=f"^--output must name a file; {path} is {problem}"):
+            output_file(path, "--output")
+    for device in ("/dev/null", "/dev/stdout"):
+        with pytest.raises(InputError):  # a superuser could replace it, others cannot write to /dev
+            output_file(device, "--output")
