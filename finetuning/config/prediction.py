@@ -1,5 +1,6 @@
 """Settings of predict.py and search.py, which use a fine-tuned model."""
 
+import os
 from dataclasses import dataclass
 
 from mlm_common.cli.settings import Bounded, flag, require
@@ -63,6 +64,8 @@ class PredictionConfig(Bounded):
         has_beginning = not self.choices or len(self.text) == 1
         require(has_beginning, "needs exactly one --text, which they continue", "--choices", f"{len(self.text)} texts")
         require(self.output is None or self.file is not None, "needs --file", "--output", self.output)
+        is_other = self.output is None or os.path.realpath(self.output) != os.path.realpath(str(self.file))
+        require(is_other, "must be another file than --file, whose rows it would replace", "--output", self.output)
         parse_delimiter(self.delimiter)
         require(len(self.text_column_names) <= 2, "must be one or two", "--text-column-names", self.text_column_names)
 

@@ -34,6 +34,11 @@ def read_csv(path: str, text: str, delimiter: str | None) -> tuple[Columns, str]
         if problem := rows.problem(row):
             raise InputError(f"Each row of {path} {_describe_names(rows.names)}; {problem}. {rows.hint}")
         fields.append(row.fields)
+    if rows.num_blank:
+        logger.warning(
+            "%s has blank rows between others, the first in line %s. They are left out, and do not count as rows.",
+            *(path, f"{rows.first_blank:,}"),
+        )
     columns = [(name, [row[index] for row in fields]) for index, name in enumerate(rows.names)]
     columns = [(name, values) for name, values in columns if name.strip() or any(values)]
     _refuse_duplicates(path, [name for name, _ in columns])

@@ -124,6 +124,10 @@ class FinetuningJob(lifecycle.Job[Settings]):
                 figures = task.compute_figures(totals, predictions, split)
                 results[name] |= {f"{figure}{ending}": value for figure, value in figures.items()}
                 evaluated = figures if split is task.evaluated else evaluated
+                if name == "predict" and trainer.run.cluster.is_chief:
+                    scores = {metric: format_score(figures[metric]) for metric in task.metrics if metric in figures}
+                    shown = ", ".join(f"{metric.replace('_', ' ')} {score}" for metric, score in scores.items())
+                    logger.info("Test scores, of the rows of %s: %s.", split.file, shown)
         if trainer.run.cluster.is_chief:
             folder = trainer.run.folder.files
             for predictions, split in predicted:

@@ -14,6 +14,7 @@ import numpy as np
 
 from finetuning.config.embedding import EmbeddingData
 from finetuning.data.examples import Examples, Table, num_samples, read_table, read_tables, texts_of
+from finetuning.data.shared_rows import check_shared_rows
 from finetuning.data.texts import TextRows
 from finetuning.loop.model import Start
 from finetuning.tasks.beir import is_beir, read_beir, read_documents
@@ -67,6 +68,10 @@ def read_splits(data: EmbeddingData) -> tuple[Examples, dict[str, Judged]]:
     if examples["train"].labels is not None:
         for table in tables.values():  # a split without scores would be evaluated by retrieval
             table.column(str(data.score_column_name), "The training split has scores, so --score-column-name")
+    check_shared_rows(
+        {split: list(zip(*pairs.texts[:2], strict=True)) for split, pairs in examples.items()},
+        {split: pairs.name for split, pairs in examples.items()},
+    )
     for split, pairs in examples.items():
         if split != "train":
             pairs = pairs if pairs.labels is None else pairs.first(limits[split])
@@ -202,7 +207,8 @@ def _examples(table: Table, data: EmbeddingData, split: str) -> Examples:
     scores = [number(value) for value in values]
     for row in np.flatnonzero(~np.isfinite(scores))[:1]:
         raise InputError(
-            f"Column {data.score_column_name} of {table.name} must hold numbers; row {row + 1:,} has {values[row]!r}."
+            f"Column {data.score_column_name} of {table.name} must hold numbers, with a point before decimals; "
+            f"row {row + 1:,} has {values[row]!r}."
         )
     if split != "test" and min(scores) == max(scores):  # the scores of a test split may be hidden, as in STS-B
         raise InputError(

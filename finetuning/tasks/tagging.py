@@ -32,6 +32,7 @@ from finetuning.loop.task import (
 )
 from finetuning.loop.training import FinetuningJob
 from finetuning.tasks.metrics import check_packages, chosen_metric
+from mlm_common.cli.console import counted
 from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
 from train.data.inputs import Feature
@@ -126,7 +127,7 @@ def _with_words(table: Table, data: TaggingData) -> Table:
         return table
     rule = f"must name a column of {table.name} with words"
     require(bool(kept), rule, "--text-column-name", f"{num_empty:,} empty sentences")
-    logger.warning("Left out %s sentences of %s, which have no words.", f"{num_empty:,}", table.name)
+    logger.warning("Left out %s without words of %s.", counted(num_empty, "sentence"), table.name)
     columns = {name: [values[row] for row in kept] for name, values in table.columns.items()}
     return replace(table, columns=columns)
 

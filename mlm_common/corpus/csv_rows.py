@@ -53,6 +53,8 @@ class CsvRows:
         names: names of the columns; empty if there are no rows.
         delimiter: the delimiter that is used.
         has_title: whether the first row seems to be a title above the names of the columns.
+        num_blank: number of blank rows between the rows that were read so far. Blank rows below the table do not count.
+        first_blank: line of the first of these rows.
 
     Raises:
         InputError: two delimiters are possible, or whole rows are in quotation marks.
@@ -73,11 +75,18 @@ class CsvRows:
         self._rows = _rows(itertools.chain(first, remaining), self.delimiter, num_skipped)
         header = next(self._rows, None)
         self.names = header.fields if header else []
+        self.num_blank = self.first_blank = 0
 
     def __iter__(self) -> Iterator[CsvRow]:
         has_columns = len(self.names) > 1
+        blank_lines = []
         for row in self._rows:
-            if not has_columns or any(field.strip() for field in row.fields):
+            if has_columns and not any(field.strip() for field in row.fields):
+                blank_lines.append(row.line)
+            else:
+                self.first_blank = self.first_blank or next(iter(blank_lines), 0)
+                self.num_blank += len(blank_lines)
+                blank_lines.clear()
                 yield replace(row, fields=self._fitted(row.fields))
 
     def _fitted(self, fields: list[str]) -> list[str]:

@@ -99,6 +99,11 @@ REFUSED = [
     ("classified", ["--question", "a"], "needs --context"),
     ("classified", ["--text", "a", "--text-pair", "b", "c"], "must have one text for each --text (1)"),
     ("classified", ["--file", "{}/text.tsv"], "--file: there is no file {}/text.tsv; did you mean {}/texts.tsv?"),
+    (
+        "classified",
+        ["--file", "{}/texts.tsv", "--output", "{}/./texts.tsv"],
+        "--output must be another file than --file",
+    ),
     ("chosen", ["--text", "a"], "--choices must be two or more texts to choose from"),
     ("classified", ["--text", "a", "--choices", "b", "c"], "ForSequenceClassification, which takes no --choices"),
     ("embedded", ["--text", "a"], "embeds texts. Use finetuning/search.py, or SentenceTransformer."),

@@ -77,10 +77,13 @@ def test_other_rows(kind, tiny_start, tmp_path):
     """Plain text with scored pairs to evaluate on, and scored pairs to train on."""
     lines = [f"the name {index % 7}\tthe file {index % 5}\t{index % 6}\n" for index in range(24)]
     (tmp_path / "validation.tsv").write_text("one\tother\tscore\n" + "".join(lines), encoding="utf-8")
+    (tmp_path / "train.tsv").write_text(
+        "one\tother\tscore\n" + "".join(lines).replace("file", "path"), encoding="utf-8"
+    )
     (tmp_path / "train.txt").write_text("".join(line.replace("\t", " ") for line in lines) + "\n\n", encoding="utf-8")
     flags = embedding_flags(tiny_start / "start", tmp_path, "--max-steps", "2", "--score-column-name", "score")
     flags += ["--length-buckets", "8", "16", "30", "--no-baselines"]
-    train = ["--train-file", str(tmp_path / ("train.txt" if kind == "single texts" else "validation.tsv"))]
+    train = ["--train-file", str(tmp_path / ("train.txt" if kind == "single texts" else "train.tsv"))]
     flags += ["--validation-file", str(tmp_path / "validation.tsv"), *train]
     assert main([*flags, *(["--unsupervised"] if kind == "single texts" else [])]) == 0
     found = results(tmp_path / "run")
@@ -151,13 +154,13 @@ BAD = [
     (RATED, SCORES, "Column n of {}/train.jsonl holds numbers. Name the columns of text with --text-column-names a b."),
     (TRAIN, "--matryoshka-dims 4 64", "--matryoshka-dims must be at most 32"),
     (SCORED, SCORES, "The training split has scores, so --score-column-name must name a column of {}/validation.jsonl"),
-    (SCORED, f"{SCORES} --symmetric-loss --validation-file {{}}/train.jsonl", "--symmetric-loss needs pairs without"),
+    (SCORED, f"{SCORES} --symmetric-loss --validation-file {{}}/other.jsonl", "--symmetric-loss needs pairs without"),
 ]
 
 
 @pytest.mark.parametrize(("content", "flags", "message"), BAD)
 def test_bad_input_is_one_line(content, flags, message, tiny_start, tmp_path, run):
-    for part, rows in (("train", content), ("validation", TRAIN)):
+    for part, rows in (("train", content), ("validation", TRAIN), ("other", SCORED.replace("x", "w"))):
         (tmp_path / f"{part}.jsonl").write_text(rows, encoding="utf-8")
     more = flags.format(tmp_path).split()
     refused = run(main, *embedding_flags(tiny_start / "start", tmp_path, *more), "--dry-run").refusal

@@ -117,3 +117,20 @@ def test_scores_of_a_test_may_have_been_taken_out(tmp_path):
     assert judged["test"].grades.tolist() == [-1, -1]
     with pytest.raises(InputError, match=r"Column s of .*test.jsonl must hold different numbers; all are -1"):
         read_splits(EmbeddingData(**files | {"validation_file": files["test_file"]}, score_column_name="s"))
+
+
+def test_pairs_of_the_training_file_are_no_other_part(tmp_path):
+    rows = [["q", "p"], ["r", "s"], ["t", "u"]]
+    train = write_table(tmp_path / "train.tsv", ["query", "passage"], *rows)
+    for shared, others in ((2, 1), (3, 0), (3, 2)):
+        part = write_table(
+            tmp_path / "part.tsv", ["query", "passage"], *rows[:shared], *([f"q{n}", "p"] for n in range(others))
+        )
+        for flag in ("validation_file", "test_file"):
+            with pytest.raises(
+                InputError, match=rf"^{shared} of {shared + others} rows of .*part.tsv are also in the tra"
+            ):
+                read_splits(EmbeddingData(train_file=train, **{flag: part}))
+    part = write_table(tmp_path / "part.tsv", ["query", "passage"], rows[0], ["q", "s"])
+    _, judged = read_splits(EmbeddingData(train_file=train, validation_file=part))  # the half is no error
+    assert judged["validation"].queries == ["q"]

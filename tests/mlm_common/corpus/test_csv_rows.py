@@ -178,3 +178,18 @@ def test_a_delimiter_is_a_character():
     for wrong in ("", "ab", '"', "a", "\n"):
         with pytest.raises(InputError, match="--delimiter must be one character"):
             parse_delimiter(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_blank", "first_blank"),
+    [
+        ("a,b\n1,2\n,\n\n ,\n3,4\n", 2, 3),
+        ("a,b\n1,2\n,\n,\n", 0, 0),
+        ("a,b\n,\n1,2\n,\n3,4\n,\n", 2, 2),
+        ("a\n1\n\n2\n", 0, 0),
+    ],
+)
+def test_blank_rows_between_others_are_counted(text, num_blank, first_blank):
+    rows = CsvRows(io.StringIO(text, newline=""), "rows.csv")
+    assert all(any(row.fields) for row in rows)
+    assert (rows.num_blank, rows.first_blank) == (num_blank, first_blank)
