@@ -239,10 +239,10 @@ class FlagParser(argparse.ArgumentParser):
         formatter.start_section(USUAL_GROUP)
         formatter.add_arguments(self._groups[USUAL_GROUP]._group_actions)
         formatter.end_section()
-        more = (
+        footer = (
             f"{len(self._hidden)} more flags: --help-all, or this command's page on the site that `make docs` builds."
         )
-        return f"{formatter.format_help()}{examples}\n{textwrap.fill(more, 78)}\n"
+        return f"{formatter.format_help()}{examples}\n{textwrap.fill(footer, 78)}\n"
 
     def show_all(self) -> None:
         """Make `format_help` show all flags."""
@@ -314,9 +314,9 @@ class FlagParser(argparse.ArgumentParser):
         typed = _spelled_with_hyphens(name)
         if reason := NO_FLAGS.get(f"--{typed}"):
             return f"; leave it out: {reason}"
-        known = _spelled_with_hyphens(TRAINER_FLAGS.get(f"--{typed}", ""))
+        translated = _spelled_with_hyphens(TRAINER_FLAGS.get(f"--{typed}", ""))
         longer = next((spelling for spelling in options if spelling.startswith(f"{typed}-")), None)
-        nearest = known if known in options else longer or nearest_name(typed, options)
+        nearest = translated if translated in options else longer or nearest_name(typed, options)
         return f"; did you mean {options[nearest]}?" if nearest else ""
 
 

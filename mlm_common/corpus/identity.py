@@ -132,9 +132,9 @@ def _changed_files(key: str, recorded: list[Record] | None, requested: list[Reco
     different = [(number, old, new) for number, (old, new) in pairs if not _may_be_same(old, new)]
     if different:
         number, old, new = different[0]
-        there, here = (describe_file(file) if file else "missing" for file in (old, new))
+        recorded_file, requested_file = (describe_file(file) if file else "missing" for file in (old, new))
         others = f", and {len(different) - 1:,} more" * (len(different) > 1)
-        yield f"corpus.{key}[{number}] is {there} there, but {here} is requested{others}"
+        yield f"corpus.{key}[{number}] is {recorded_file} there, but {requested_file} is requested{others}"
 
 
 def _may_be_same(file: Record | None, other: Record | None) -> bool:

@@ -39,8 +39,8 @@ class Mixture:
         parts = [
             (name, Part(corpus.record, split)) for name, corpus in self.corpora.items() for split in corpus.split_names
         ]
-        for (name, one), (other_name, other) in combinations(parts, 2):
-            if name != other_name and (shared := describe_shared_text(one, other)):
+        for (name, part), (other_name, other_part) in combinations(parts, 2):
+            if name != other_name and (shared := describe_shared_text(part, other_part)):
                 raise InputError(
                     f"Sources must not share text; for `{name}` and `{other_name}`, {shared}. Name each file for one "
                     "source only."

@@ -250,9 +250,10 @@ class PretrainedModel(ModelConfig):
 
     @property
     def network_options(self) -> dict[str, bool]:
-        sinusoidal_positions = self.position_init == "sinusoidal"
-        more = {"sinusoidal_positions": sinusoidal_positions, "block_attention": self.block_attention}
-        return super().network_options | more
+        return super().network_options | {
+            "sinusoidal_positions": self.position_init == "sinusoidal",
+            "block_attention": self.block_attention,
+        }
 
 
 @dataclass(frozen=True)

@@ -126,8 +126,8 @@ def plan_conversion(shapes: Mapping[str, tuple[int, ...]], config: PretrainedCon
 
 
 def listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NUM_SHOWN:,} more" if len(names) > NUM_SHOWN else ""
-    return ", ".join(names[:NUM_SHOWN]) + more
+    others = f" and {len(names) - NUM_SHOWN:,} more" if len(names) > NUM_SHOWN else ""
+    return ", ".join(names[:NUM_SHOWN]) + others
 
 
 def _dense(scope: str, name: str, width_in: int, width_out: int) -> Weights:

@@ -270,25 +270,25 @@ def _phase_of(key: str) -> int:
     return int(match[1]) - 1 if match else 0
 
 
-def _differences(key: str, there: Any, now: Any) -> Iterator[str]:
+def _differences(key: str, recorded: Any, now: Any) -> Iterator[str]:
     """Describe how a value of a fingerprint differs between the folder's run and this run.
 
     Settings are named by their flags. Shards of a mixture, {source: [weight, …]}, are compared source by source.
     """
     name = key.rpartition(" ")[2]
     key = SETTING.sub(lambda match: flag_of(match[1]), key)
-    is_mixture = name in SHARDS and isinstance(there, dict) and isinstance(now, dict)
-    if name in SHARDS and there and now and not is_mixture:
+    is_mixture = name in SHARDS and isinstance(recorded, dict) and isinstance(now, dict)
+    if name in SHARDS and recorded and now and not is_mixture:
         yield f"{key.removesuffix(name)}different {SHARDS[name]}"
     elif not is_mixture:
-        yield f"{key}: {_short(there)} there, {_short(now)} now"
-    elif there.keys() != now.keys():
-        yield f"{key}: from {', '.join(there)} there, from {', '.join(now)} now"
+        yield f"{key}: {_short(recorded)} there, {_short(now)} now"
+    elif recorded.keys() != now.keys():
+        yield f"{key}: from {', '.join(recorded)} there, from {', '.join(now)} now"
     else:
         phase, _, is_of_evaluation = key.rpartition("train_shards")
-        totals = [sum(weight for weight, *_ in mixture.values()) for mixture in (there, now)]
-        for source in there:
-            (weight, *shards), (weight_now, *shards_now) = there[source], now[source]
+        totals = [sum(weight for weight, *_ in mixture.values()) for mixture in (recorded, now)]
+        for source in recorded:
+            (weight, *shards), (weight_now, *shards_now) = recorded[source], now[source]
             if weight != weight_now and not is_of_evaluation:  # evaluation has the same weights; report them once
                 fractions = f"{weight / totals[0]:.3%}", f"{weight_now / totals[1]:.3%}"
                 shown = fractions if fractions[0] != fractions[1] else (weight, weight_now)
