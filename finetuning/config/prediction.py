@@ -1,6 +1,7 @@
 """Settings of predict.py and search.py, which use a fine-tuned model."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlm_common.cli.settings import Bounded, flag, require
@@ -68,6 +69,17 @@ class PredictionConfig(Bounded):
         require(is_other, "must be another file than --file, whose rows it would replace", "--output", self.output)
         parse_delimiter(self.delimiter)
         require(len(self.text_column_names) <= 2, "must be one or two", "--text-column-names", self.text_column_names)
+        _check_texts("--text", self.text)
+        _check_texts("--text-pair", self.text_pair)
+        _check_texts("--choices", self.choices)
+        _check_texts("--question", self.question)
+        _check_texts("--context", [] if self.context is None else [self.context])
+
+
+def _check_texts(flag_name: str, texts: Sequence[str]) -> None:
+    """Check that no text consists of white space only, because a model would predict something for it, too."""
+    for text in texts:
+        require(bool(text.strip()), "must not be empty", flag_name, repr(text))
 
 
 @dataclass(frozen=True)
@@ -123,6 +135,7 @@ class SearchConfig(Bounded):
         super().__post_init__()
         require(bool(self.model), "is required: a model that embeds texts", "--model", "nothing")
         require(bool(self.corpus), "is required: a file with the texts to search", "--corpus", "nothing")
+        _check_texts("A question", self.question)
         parse_delimiter(self.delimiter)
         is_named = self.vectors_dir is not None or not any(sign in self.corpus for sign in "*?[")
         require(is_named, "is required if --corpus is a glob", "--vectors-dir", "nothing")

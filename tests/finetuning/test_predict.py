@@ -98,6 +98,11 @@ REFUSED = [
     ("classified", [], "exactly one of --text, --question and --file"),
     ("classified", ["--question", "a"], "needs --context"),
     ("classified", ["--text", "a", "--text-pair", "b", "c"], "must have one text for each --text (1)"),
+    ("classified", ["--text", "a", ""], "--text must not be empty; received ''."),
+    ("classified", ["--text", "a", "--text-pair", " "], "--text-pair must not be empty; received ' '."),
+    ("classified", ["--question", "", "--context", "a"], "--question must not be empty"),
+    ("classified", ["--question", "a", "--context", "\n"], "--context must not be empty"),
+    ("classified", ["--text", "a", "--choices", "b", ""], "--choices must not be empty"),
     ("classified", ["--file", "{}/text.tsv"], "--file: there is no file {}/text.tsv; did you mean {}/texts.tsv?"),
     (
         "classified",

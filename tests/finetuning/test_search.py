@@ -103,6 +103,12 @@ def test_bad_input_is_one_line(content, more, message, embedded, tiny_start, tmp
     assert not (tmp_path / "texts.txt.vectors").exists()
 
 
+@pytest.mark.parametrize("question", ["", " \n"])
+def test_an_empty_question_is_refused(question, flags, tmp_path, run):
+    assert f"A question must not be empty; received {question!r}." in run(main, *flags, "a", question).refusal
+    assert not (tmp_path / "corpus.jsonl.vectors").exists()
+
+
 def test_damaged_vectors_and_those_of_others_are_refused(flags, embedded, tmp_path, run):
     assert run(main, *flags).status == 0
     folder = tmp_path / "corpus.jsonl.vectors"
