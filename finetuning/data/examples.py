@@ -2,7 +2,8 @@
 
 import functools
 import gzip
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -16,6 +17,8 @@ from mlm_common.errors import InputError
 from mlm_common.storage import folder_and_name, missing, read_file
 from mlm_common.storage.encodings import UTF8, decode_text
 from mlm_common.storage.guard import guarded_read
+
+logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
 
@@ -241,3 +244,15 @@ def texts_of(table: Table, names: Sequence[str], flag: str = "--text-column-name
             if not isinstance(text, str):
                 raise InputError(f"Column {name} of {table.name} must hold text; row {row:,} has {text!r}.")
     return columns
+
+
+def warn_of_empty_texts(splits: Iterable[Examples]) -> None:
+    """Warn of splits that have rows with an empty text."""
+    for examples in splits:
+        num_empty = sum(not all(text.strip() for text in row) for row in zip(*examples.texts, strict=True))
+        if num_empty:
+            logger.warning(
+                "%s of %s rows of %s have an empty text. They are used as they are; remove them if the text is missing "
+                "by mistake.",
+                *(f"{num_empty:,}", f"{examples.num_rows:,}", examples.name),
+            )

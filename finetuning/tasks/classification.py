@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetuning.config.settings import ClassificationConfig, ClassificationData
-from finetuning.data.examples import Examples, Splits, Table, read_table, read_tables, texts_of
+from finetuning.data.examples import Examples, Splits, Table, read_table, read_tables, texts_of, warn_of_empty_texts
 from finetuning.data.glue import GLUE_TASKS, read_glue
 from finetuning.data.labels import LabelReading, Labels, find_labels, is_missing
 from finetuning.data.shared_rows import check_shared_rows
@@ -180,6 +180,7 @@ class ClassificationJob(FinetuningJob[ClassificationConfig]):
         start, data = open_start(config), config.data
         splits = read_splits(data)
         check_shared_examples(splits.train, splits.validation, splits.tests)
+        warn_of_empty_texts([splits.train, *splits.validation.values(), *splits.tests.values()])
         labels = _labels(data, splits.train, start)
 
         def make_split(examples: Examples, file: str = "", *, is_test: bool = False) -> Split:

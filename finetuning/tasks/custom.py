@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetuning.config.settings import CustomConfig, CustomData, ExamplesConfig
-from finetuning.data.examples import SPLITS, Examples, num_samples
+from finetuning.data.examples import SPLITS, Examples, num_samples, warn_of_empty_texts
 from finetuning.data.inputs import ATTENTION_MASK
 from finetuning.data.shared_rows import check_shared_rows
 from finetuning.loop.model import open_start
@@ -145,6 +145,7 @@ class CustomJob(FinetuningJob[CustomConfig]):
             {split: read.name for split, read in examples.items()},
             [split for split in examples if split not in labels],
         )
+        warn_of_empty_texts(examples.values())
         task.see_labels(labels["train"], labels.get("validation"), data.metric_name)
 
         def make_split(split: str, file: str = "") -> Split:

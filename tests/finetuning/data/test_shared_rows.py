@@ -1,13 +1,13 @@
-"""Rows that are in training and in a part that is scored, found through the command line."""
+"""Rows that training shares with a scored part, and rows with an empty text, found through the command line."""
 
 import shutil
 
 import pytest
 
-from finetuning import run_classification, run_multiple_choice, run_qa, run_tagging
+from finetuning import run_classification, run_multiple_choice, run_qa, run_tagging, run_task
 from finetuning.data.shared_rows import check_shared_rows
 from mlm_common.errors import InputError
-from tests.fixtures.finetuned_runs import write_questions
+from tests.fixtures.finetuned_runs import TASK, write_questions
 from tests.fixtures.results import write_jsonl
 
 ROWS = {
@@ -63,3 +63,16 @@ def test_texts_that_training_repeats_may_all_be_shared(caplog):
         check_shared_rows(
             {"train": [*train, "twice"], "eval": ["yes", "once", "twice"]}, {"train": "a", "eval": "b.csv"}
         )
+
+
+@pytest.mark.parametrize("command", [run_classification, run_task], ids=lambda command: command.__name__)
+def test_rows_with_an_empty_text_are_counted_and_kept(command, tiny_start, tmp_path, run, caplog):
+    columns, more = (("review", "stars"), ("--task", TASK)) if command is run_task else (("text", "label"), ())
+    texts = {"train": [*map(str, range(6)), "", " "], "validation": list("abcdef")}
+    for split in texts:
+        rows = [dict(zip(columns, (text, 1 + row % 2), strict=True)) for row, text in enumerate(texts[split])]
+        write_jsonl(tmp_path / f"{split}.jsonl", *rows)
+    files = [str(tmp_path / f"{split}.jsonl") for split in texts]
+    assert run(command.main, *flags(tiny_start, tmp_path, *files), *more).status == 0
+    (message,) = [message for message in caplog.messages if "empty text" in message]
+    assert message.startswith(f"2 of 8 rows of {files[0]} have an empty text.")
