@@ -3,6 +3,7 @@
 The layer subtracts the mean of the vectors of some texts, and divides each principal direction by its standard
 deviation (Su et al. 2021). Without it, all vectors are similar, and training must first spread them.
 
+Examples:
     python recipes/whiten.py work/model squad/train-v1.1.json.gz work/whitened
     python finetuning/run_embedding.py --init-from work/whitened --embedding-dim 192 --learning-rate 1e-3 …
 """
@@ -13,7 +14,6 @@ except ModuleNotFoundError:
     raise SystemExit(
         "error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)"
     ) from None
-import argparse
 import random
 import shlex
 from collections.abc import Sequence
@@ -23,6 +23,7 @@ import numpy as np
 
 from finetuning.config.embedding import EmbeddingData, EmbeddingOptimization
 from finetuning.config.settings import ExamplesConfig
+from mlm_common.cli.flag_parser import WHOLE_NUMBER, FlagParser
 from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
@@ -35,12 +36,16 @@ NUM_TEXTS, BATCH_ROWS = 3_000, 64
 SMOOTHING = 0.1
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="folder of a run or of an export, or a Hub id")
-    parser.add_argument("corpus", help="texts: a --corpus of search.py, or a --train-file of run_embedding.py")
-    parser.add_argument("output", help="local folder for the new export")
-    parser.add_argument("--max-seq-length", type=int, default=128, help="maximum number of tokens per text")
+def build_parser() -> FlagParser:
+    parser = FlagParser((), __doc__)
+    parser.add_argument("model", metavar="MODEL", help="Folder of a run or of an export, or a Hub id.")
+    parser.add_argument(
+        "corpus", metavar="CORPUS", help="Texts: a --corpus of search.py, or a --train-file of run_embedding.py."
+    )
+    parser.add_argument("output", metavar="OUTPUT", help="Local folder for the new export.")
+    parser.add_argument(
+        "--max-seq-length", type=WHOLE_NUMBER, default=128, metavar="N", help="Maximum number of tokens per text."
+    )
     return parser
 
 

@@ -6,35 +6,42 @@ except ModuleNotFoundError:
     raise SystemExit(
         "error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)"
     ) from None
-import argparse
+from argparse import BooleanOptionalAction
 from collections.abc import Sequence
 
-from mlm_common.cli.console import add_verbose_flag
+from mlm_common.cli.flag_parser import FlagParser
 from mlm_common.cli.process import run_as_script
 from mlm_common.storage import open_folder
 from train.runtime.run_folder import check_export_folder
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+def build_parser() -> FlagParser:
+    parser = FlagParser((), __doc__)
     parser.add_argument(
         "checkpoint",
+        metavar="CHECKPOINT",
         help="Folder with the checkpoint, its configuration and its vocabulary; or a .zip of such a folder; or, if the "
         "folder has several checkpoints, the path of one without .index. Local or gs://. The optimizer's state is "
         "skipped.",
     )
-    parser.add_argument("output", help="Folder of the model, local or gs://: empty or new, except with --overwrite.")
+    parser.add_argument(
+        "output", metavar="OUTPUT", help="Folder of the model, local or gs://: empty or new, except with --overwrite."
+    )
     parser.add_argument("--overwrite", action="store_true", help="Replace the model in that folder.")
     parser.add_argument(
         "--do-lower-case",
-        action=argparse.BooleanOptionalAction,
-        help="Whether the model lower-cases text. Required if no file name contains cased or uncased.",
+        action=BooleanOptionalAction,
+        help="The model lower-cases text; --no-do-lower-case: it does not. Required if no file name contains cased or "
+        "uncased.",
     )
-    parser.add_argument("--bert-config", help="Configuration file, if it is not in the folder of the checkpoint.")
     parser.add_argument(
-        "--vocabulary", help="vocab.txt or SentencePiece .model, if it is not in the folder of the checkpoint."
+        "--bert-config", metavar="FILE", help="Configuration file, if it is not in the folder of the checkpoint."
     )
-    add_verbose_flag(parser)
+    parser.add_argument(
+        "--vocabulary",
+        metavar="FILE",
+        help="vocab.txt or SentencePiece .model, if it is not in the folder of the checkpoint.",
+    )
     return parser
 
 

@@ -6,18 +6,17 @@ except ModuleNotFoundError:
     raise SystemExit(
         "error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)"
     ) from None
-import argparse
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mlm_common.cli.console import add_verbose_flag
+from mlm_common.cli.flag_parser import FlagParser
 from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository, check_hub_access
-from mlm_common.storage import open_folder
+from mlm_common.storage import check_folder_or_hub, open_folder
 from train import load_tensorflow, multiplies_in_bfloat16
 from train.checkpoints.store import CheckpointStore, DamagedCheckpointError, find_checkpoint
 from train.config.settings import SUBJECTS, TrainingConfig
@@ -35,15 +34,20 @@ logger = logging.getLogger(__name__)
 FORMATS = ("pytorch", "tf")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+def build_parser() -> FlagParser:
+    parser = FlagParser((), __doc__)
     parser.add_argument(
         "checkpoint",
         nargs="+",
+        metavar="CHECKPOINT",
         help="OUTPUT_DIR of run_mlm.py for its newest checkpoint, OUTPUT_DIR/checkpoints/step-… for another, or a "
         "folder or Hub id with config.json and weights. Folders may be local or gs://. With --average: several.",
     )
-    parser.add_argument("output", help="Folder of the export, local or gs://: empty or new, except with --overwrite.")
+    parser.add_argument(
+        "output",
+        metavar="OUTPUT",
+        help="Folder of the export, local or gs://: empty or new, except with --overwrite.",
+    )
     parser.add_argument("--overwrite", action="store_true", help="Replace the model in the folder of the export.")
     parser.add_argument(
         "--average",
@@ -62,15 +66,18 @@ def build_parser() -> argparse.ArgumentParser:
         "--revision",
         "--hub-revision",
         default=MAIN_BRANCH,
+        metavar="NAME",
         help="Branch to push to; created empty if it does not exist.",
     )
     parser.add_argument(
         "--formats",
         default="pytorch",
+        metavar="FORMATS",
         help="Formats to write, separated by commas: pytorch (model.safetensors, required), tf (tf_model.h5).",
     )
-    parser.add_argument("--tokenizer", help="Folder or Hub id of the tokenizer, if it has moved since the run.")
-    add_verbose_flag(parser)
+    parser.add_argument(
+        "--tokenizer", metavar="DIR", help="Folder or Hub id of the tokenizer, if it has moved since the run."
+    )
     return parser
 
 
@@ -187,6 +194,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         rule = "--average needs at least two checkpoints and an OUTPUT; several checkpoints need --average"
         raise InputError(f"{rule}; received {' '.join((*arguments.checkpoint, arguments.output))}.")
     require(not (arguments.best and arguments.average), "cannot be combined with --average", "--best", True)
+    if arguments.tokenizer is not None:
+        check_folder_or_hub(arguments.tokenizer, "--tokenizer")
     output = open_folder(arguments.output)
     check_export_folder(output, overwrite=arguments.overwrite)
     repository = None

@@ -141,6 +141,8 @@ def joined_words(words: Sequence[str]) -> str:
 class FlagParser(argparse.ArgumentParser):
     """Makes a flag for each field of dataclasses. `mlm_common.cli.settings.flag` describes the fields and groups.
 
+    Without dataclasses, the caller adds its flags and arguments, each with a metavar if it takes a value.
+
     Attributes:
         examples: commands, from the end of the description; empty if there are none.
         flags: {name of a field, or an alias of its flag, spelled with `_`: argparse's action}.
@@ -178,17 +180,18 @@ class FlagParser(argparse.ArgumentParser):
                 if field.init:
                     self._add_flag(field, types[field.name], group)
         others = self._group_named(LAST_GROUP)
-        others.add_argument(
-            "--config-file",
-            "--config_file",
-            metavar="FILE",
-            help="YAML or JSON file with flags. Flags on the command line override it.",
-        )
+        if dataclass_types:
+            others.add_argument(
+                "--config-file",
+                "--config_file",
+                metavar="FILE",
+                help="YAML or JSON file with flags. Flags on the command line override it.",
+            )
+            shown = [_invocation(self.flags[name]) for name in needed]
+            self.usage = " ".join(["%(prog)s", *shown, "[flags]"])
         add_verbose_flag(others)
         others.add_argument("-h", "--help", action="help", help="Show the usual flags and exit.")
         others.add_argument("--help-all", "--help_all", action=_AllHelp, nargs=0, help="Show all flags and exit.")
-        shown = [_invocation(self.flags[name]) for name in needed]
-        self.usage = " ".join(["%(prog)s", *shown, "[flags]"])
         usual: list[argparse.Action] = self._groups[USUAL_GROUP]._group_actions
         usual.sort(key=lambda action: action.dest not in needed)
         # If no flag is marked as usual, the command has few flags, and --help shows all of them.
@@ -254,10 +257,7 @@ class FlagParser(argparse.ArgumentParser):
         Raises:
             InputError: a flag is unknown, or has a value that it does not accept.
         """
-        namespace, unknown = self.parse_known_args(list(arguments))
-        if unknown:
-            raise self._unknown(unknown)
-        values = vars(namespace)
+        values = vars(self.parse_args(arguments))
         for action in self.flags.values():
             value = values.get(action.dest)
             for item in value if isinstance(value, list) else [value]:
@@ -269,6 +269,17 @@ class FlagParser(argparse.ArgumentParser):
             )
             for dataclass_type in self._dataclass_types
         )
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as argparse does.
+
+        Raises:
+            InputError: a flag is unknown, lacks a value, or has a value that it does not accept.
+        """
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            raise self._unknown(unknown)
+        return parsed
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does.
@@ -300,9 +311,11 @@ class FlagParser(argparse.ArgumentParser):
         if names:
             shown = ", ".join(f"{name} ({hint.removeprefix('; ')})" if hint else name for name, hint in hints.items())
             return InputError(f"unknown flags: {shown}. --help-all lists all flags.")
-        return InputError(
-            f"unexpected argument {words[0]!r}: each value must follow its flag. --help-all lists all flags."
-        )
+        arguments = " ".join(_invocation(action) for action in self._actions if not action.option_strings)
+        rule = "each value must follow its flag"
+        if arguments:
+            rule = f"the arguments without a flag must be {arguments}, next to each other"
+        return InputError(f"unexpected argument {words[0]!r}: {rule}. --help-all lists all flags.")
 
     def nearest(self, name: str) -> str:
         """Return "; did you mean …?" with the flag that `name` probably stands for; an empty string if no flag fits.
@@ -354,7 +367,8 @@ def _invocation(action: argparse.Action) -> str:
         return f'"{name}" …'
     if action.nargs in (0, "?"):
         return name
-    return f"{name} {action.metavar}" + (" …" if action.nargs == "+" else "")
+    value = f"{name} {action.metavar}" if action.option_strings else name
+    return value + (" …" if action.nargs == "+" else "")
 
 
 class _AllHelp(argparse.Action):
