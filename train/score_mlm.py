@@ -23,7 +23,7 @@ from mlm_common.cli.settings import Bounded, flag, require
 from mlm_common.corpus.config import DEFAULT_SAMPLE_BY, CorpusConfig, SampleBy
 from mlm_common.corpus.corpus import open_corpus
 from mlm_common.errors import InputError
-from mlm_common.storage import check_file, check_folder_or_hub, folder_and_name, output_file
+from mlm_common.storage import check_file, check_folder_or_hub, output_file
 from train import load_tensorflow
 from train.checkpoints.store import CheckpointStore
 from train.config.settings import HardwareConfig
@@ -124,9 +124,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         require(bool(steps), "must be the OUTPUT_DIR of a run with checkpoints", "--run", config.run)
         steps = steps if config.all_checkpoints else steps[-1:]
         checkpoints = {f"{config.run}, step {step:,}": store.path(step) for step in steps}
-    for flag_name, path in (("--output", config.output), ("--picture", config.picture)):
-        if path is not None:
-            output_file(path, flag_name)
+    folder, name = output_file(config.output, "--output") if config.output is not None else (None, "")
+    if config.picture is not None:
+        picture_folder, picture_name = output_file(config.picture, "--picture")
     documents: list[str] = []
     if config.text:
         text = CorpusConfig(data_files=config.text, sample_by=config.sample_by, text_column=config.text_column)
@@ -160,7 +160,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     material = Material(documents, units, pairs)
     questions_by_model = [reader.ask(material) for reader in readers]
     runtime = TensorFlowRuntime(connect(HardwareConfig(tpu_name=config.tpu_name), Cluster()))
-    folder, name = folder_and_name(config.output) if config.output else (None, "")
     kept = KeptAnswers(folder, name.replace(".json", ".answers.json"))
     scored = [
         score_models(questions, material, runtime, kept, config.random_networks) for questions in questions_by_model
@@ -170,8 +169,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if folder is not None:
         folder.write_json(name, {"left_to_right": config.left_to_right, **as_json(scored, num_equal)})
     if config.picture is not None:
-        folder, name = folder_and_name(config.picture)
-        folder.write_bytes(name, draw_curve(scored[-1], PurePath(name).suffix[1:]))
+        picture_folder.write_bytes(picture_name, draw_curve(scored[-1], PurePath(picture_name).suffix[1:]))
     print(as_text(scored, num_equal))
 
 
