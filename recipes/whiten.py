@@ -70,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         rule = f"must be at most {most}, the longest row that {arguments.model} can take"
         require(most is None or length <= most, rule, "--max-seq-length", length)
         rule = f"must have more than {width} texts, the width of the model"
-        require(len(texts) > width, rule, "CORPUS", f"{len(texts)} in {arguments.corpus}")
+        received = f"{len(texts)} in {arguments.corpus}, counting repeated texts once"
+        require(len(texts) > width, rule, "CORPUS", received)
         open_folder(arguments.output).check_writable()
         import tensorflow as tf  # takes seconds, so it follows the checks of the input
 

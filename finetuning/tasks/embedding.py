@@ -357,16 +357,20 @@ class EmbeddingJob(FinetuningJob[EmbeddingConfig]):
                 split.examples.compare_with(task.predictions(predict(split.rows), split))
             set_weights(runtime, network, trained_weights)
         figures = super().write_results(trainer, step, predict)
-        random = f"random_{task.metrics[0]}"
-        if figures is not None and random in figures and figures[task.metrics[0]] < figures[random]:
+        first = task.metrics[0]
+        if figures is not None and f"random_{first}" in figures and figures[f"above_random_{first}_low"] <= 0:
+            is_worse = figures[f"above_random_{first}_high"] < 0
+            inputs = trainer.phase.inputs
+            assert isinstance(inputs, TextInputs)
             logger.warning(
-                "The model is worse than random weights: %s %s instead of %s. %s",
+                "The model is %s than random weights: %s %s, with random weights %s. %s",
+                "worse" if is_worse else "not clearly better",
                 *(
-                    task.metrics[0].replace("_", " "),
-                    format_score(figures[task.metrics[0]]),
-                    format_score(figures[random]),
+                    first.replace("_", " "),
+                    format_score(figures[first]),
+                    format_score(figures[f"random_{first}"]),
                 ),
-                how_to_improve(config, task.encoder.width),
+                how_to_improve(config, task.encoder.width, inputs.train_rows.passages.num_rows),
             )
         return figures
 
@@ -377,12 +381,22 @@ def set_weights(runtime: "Runtime", network: Any, weights: Sequence[NDArray[Any]
         runtime.push(network.variables)
 
 
-def how_to_improve(config: EmbeddingConfig, width: int) -> str:
-    """Return a hint for a model that is worse than random weights."""
+def how_to_improve(config: EmbeddingConfig, width: int, num_passages: int) -> str:
+    """Return a hint for a model that is not better than random weights.
+
+    Args:
+        config: settings of the run.
+        width: width of the model's hidden states.
+        num_passages: number of different passages to train on.
+    """
     if config.model.embedding_dim == width:
         return "If it was whitened, train for more steps, or with a higher --learning-rate such as 1e-3."
-    start, texts = (shlex.quote(str(path)) for path in (config.model.init_from, config.data.train_file or "TEXTS"))
+    start, texts, needed = shlex.quote(str(config.model.init_from)), "TEXTS", ""
+    if config.data.train_file is not None and num_passages > width:
+        texts = shlex.quote(config.data.train_file)
+    else:
+        needed = f" (TEXTS must have more than {width} different texts)"
     return (
-        f"Whiten it first: `python recipes/whiten.py {start} {texts} work/whitened`, then train with `--init-from "
-        f"work/whitened --embedding-dim {width} --learning-rate 1e-3`."
+        f"Whiten it first: `python recipes/whiten.py {start} {texts} work/whitened`{needed}, then train with "
+        f"`--init-from work/whitened --embedding-dim {width} --learning-rate 1e-3`."
     )

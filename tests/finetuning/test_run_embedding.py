@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from finetuning.config.embedding import EmbeddingConfig
 from finetuning.config.settings import parse_finetuning_config
+from finetuning.data.texts import TextInputs
 from finetuning.loop.training import FinetuningJob
 from finetuning.run_embedding import main
 from finetuning.tasks.embedding import Embedding, EmbeddingJob
@@ -106,27 +107,46 @@ def test_a_model_may_be_token_embeddings_without_layers(tmp_path):
     assert read_json(tmp_path / "run" / "export" / "config.json")["num_hidden_layers"] == 0
 
 
-@pytest.mark.parametrize(
-    ("dim", "hint"),
-    [
-        ("12", "`python recipes/whiten.py {0}/start {0}/train.jsonl work/whitened`, then train with `--init-from work"),
-        ("32", "If it was whitened, train for more steps"),
-    ],
-)
-def test_a_model_that_is_worse_than_random_weights_says_what_to_do(dim, hint, tmp_path, monkeypatch, caplog):
+# (--embedding-dim, different passages to train on, what the hint says); {} is the folder of the test, and the width 32.
+HINTS = [
+    (
+        "12",
+        33,
+        "`python recipes/whiten.py {0}/start {0}/train.jsonl work/whitened`, then train with `--init-from work/",
+    ),
+    ("12", 32, "whiten.py {0}/start TEXTS work/whitened` (TEXTS must have more than 32 different texts), then"),
+    ("32", 33, "If it was whitened, train for more steps"),
+]
+
+
+@pytest.mark.parametrize(("dim", "num_passages", "hint"), HINTS)
+def test_a_model_that_is_not_better_than_random_weights_says_what_to_do(
+    dim, num_passages, hint, tmp_path, monkeypatch, caplog
+):
+    """The table of scores and the warning agree, because both follow from the interval of the difference."""
     flags = embedding_flags(tmp_path / "start", write_rows(tmp_path), "--embedding-dim", dim)
     config = parse_finetuning_config(EmbeddingConfig, flags, "")
     task: Any = Embedding.__new__(Embedding)
     task.metrics, task.encoder = ("ndcg_at_10",), SimpleNamespace(width=32)
     job = EmbeddingJob.__new__(EmbeddingJob)
     job.validation, job.tests = {}, []
-    trainer: Any = SimpleNamespace(phase=SimpleNamespace(task=task), run=SimpleNamespace(config=config))
-    worse = "The model is worse than random weights: ndcg at 10 0.2500 instead of"
-    for score, messages in ((0.5, []), (0.25, [worse])):
-        figures = {"ndcg_at_10": score, "random_ndcg_at_10": 0.5}
+    inputs: Any = TextInputs.__new__(TextInputs)
+    vars(inputs)["train_rows"] = SimpleNamespace(passages=SimpleNamespace(num_rows=num_passages))
+    phase = SimpleNamespace(task=task, inputs=inputs)
+    trainer: Any = SimpleNamespace(phase=phase, run=SimpleNamespace(config=config))
+    for score, low, high, warning, row in (
+        (0.75, 0.125, 0.375, "", "better by 0.1250 to 0.3750"),
+        (0.25, -0.375, 0.125, "not clearly better than", "no clear difference"),
+        (0.25, -0.375, -0.125, "worse than", "worse by 0.1250 to 0.3750"),
+    ):
+        caplog.clear()
+        figures = {"ndcg_at_10": score, "random_ndcg_at_10": 0.5, "num_queries": 2, "num_passages": 3}
+        figures |= {"above_random_ndcg_at_10_low": low, "above_random_ndcg_at_10_high": high}
         monkeypatch.setattr(FinetuningJob, "write_results", lambda *_, figures=figures: figures)
         assert job.write_results(trainer, 1, lambda _: {}) == figures
-        assert [message.partition(" 0.5000")[0] for message in caplog.messages] == messages
+        scores = f"{warning} random weights: ndcg at 10 {score:.4f}, with random weights 0.5000. "
+        assert [scores in message for message in caplog.messages] == ([True] if warning else [])
+        assert row in " ".join(task.describe(figures).values())
     assert hint.format(tmp_path) in caplog.text
 
 

@@ -28,6 +28,14 @@ def test_whitened_vectors_are_uncorrelated():
     np.testing.assert_allclose(np.sqrt(np.diag(covariance)), expected, rtol=1e-6)
 
 
+def test_repeated_texts_count_once(tiny_start, tmp_path, run):
+    (tmp_path / "texts.txt").write_text("one\ntwo\n" * 20, encoding="utf-8")
+    flags = (tiny_start / "start", tmp_path / "texts.txt", tmp_path / "white", "--max-seq-length", "30")
+    refused = run(main, *flags).refusal
+    assert "CORPUS must have more than 32 texts, the width of the model; received 2 in " in refused
+    assert refused.endswith(f"{tmp_path}/texts.txt, counting repeated texts once.")
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device", "eagerly")
 def test_training_starts_from_the_whitened_vectors(tiny_start, tmp_path, run):
@@ -42,11 +50,6 @@ def test_training_starts_from_the_whitened_vectors(tiny_start, tmp_path, run):
     assert train(embedding_flags(tmp_path / "white", write_rows(tmp_path / "rows"), *more)) == 0
     before, after = (load_file(tmp_path / one / "model.safetensors") for one in ("white", "rows/run/export"))
     np.testing.assert_allclose(after["custom_head.dense.weight"], before["custom_head.dense.weight"], atol=1e-6)
-    (tmp_path / "texts.txt").write_text("one\ntwo\n", encoding="utf-8")
-    refused = run(main, *flags).error
-    assert (
-        f"CORPUS must have more than 32 texts, the width of the model; received 2 in {tmp_path}/texts.txt." in refused
-    )
     too_long = run(main, *flags[:-1], "31").error
     assert f"--max-seq-length must be at most 30, the longest row that {flags[0]} can take; received 31." in too_long
 
