@@ -85,8 +85,9 @@ def task_of(problem_type: ProblemType, names: Sequence[str]) -> TextClassificati
 
 
 @pytest.mark.parametrize("problem_type", CASES)
-def test_scores_of_rows_are_those_of_the_predictions(problem_type, tmp_path):
+def test_scores_of_rows_are_those_of_the_predictions(problem_type, tmp_path, caplog):
     """With tiny numbers, of both validation parts and of a test part with labels; one without gets no scores."""
+    caplog.set_level("INFO")
     names, scored = CASES[problem_type]
     draw = np.random.default_rng(3)
     task, parts, references = task_of(problem_type, names), {}, {}
@@ -118,22 +119,37 @@ def test_scores_of_rows_are_those_of_the_predictions(problem_type, tmp_path):
         if not ending:
             assert {name: figures[name] for name in expected} == pytest.approx(expected, rel=EXACT, abs=EXACT)
     name = "predict_results_test"
-    assert_scores(everything, "predict", scored(references[name], tmp_path, name))
+    expected = scored(references[name], tmp_path, name)
+    assert_scores(everything, "predict", expected)
+    assert printed_test_scores(caplog) == {f"{name}.txt": pytest.approx(expected, rel=1e-3, abs=5e-5)}
     assert found["eval_loss"] == figures["loss"] == 0.5
     assert len(predictions(tmp_path, "predict_results_unlabeled")) == 40
     assert sum(name.startswith("predict_loss") for name in everything) == 1
     assert (tmp_path / "confusion_matrix.png").exists() == (problem_type == "single_label_classification")
 
 
+def printed_test_scores(caplog: pytest.LogCaptureFixture) -> dict[str, dict[str, float]]:
+    """Read the scores of test parts from the log, {file of the predictions: {metric: score}}."""
+    found = {}
+    for message in caplog.messages:
+        if message.startswith("Test scores"):
+            start, _, scores = message.removesuffix(".").partition(": ")
+            pairs = (score.rpartition(" ") for score in scores.split(", "))
+            found[start.rpartition(" ")[2]] = {name.replace(" ", "_"): float(score) for name, _, score in pairs}
+    return found
+
+
 @pytest.mark.parametrize("is_chief", [True, False])
-def test_without_validation_or_without_being_chief(is_chief, tmp_path):
+def test_without_validation_or_without_being_chief(is_chief, tmp_path, caplog):
     """A test part without labels gets no scores. All workers predict, and one writes."""
+    caplog.set_level("INFO")
     task, rows = task_of("single_label_classification", NAMES), None
     part = Split(rows, np.arange(3), "predict_results_test.txt", is_scored=not is_chief)  # type: ignore[arg-type]
     job = ClassificationJob()
     job.validation, job.tests, task.evaluated = {} if is_chief else {"": part}, [part], part
     trainer = fake_trainer(task, tmp_path, is_chief=is_chief)
     figures = job.write_results(trainer, 3, lambda _: totals_of(np.eye(3, dtype=np.float32)))
+    assert printed_test_scores(caplog) == {}
     if not is_chief:
         assert figures is not None
         assert figures["accuracy"] == 1
