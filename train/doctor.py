@@ -141,18 +141,25 @@ def check_run(config: TrainingConfig) -> Iterator[Finding]:
 
 
 def check_folder(config: TrainingConfig) -> Iterator[Finding]:
-    """Report which run --output-dir contains, and check that its newest checkpoint is intact."""
-    folder = RunFolder(config.run.output_dir) if config.run.output_dir else None
-    if folder is None or not folder.has_run():
+    """Report which run --output-dir contains, and check that its newest checkpoint is intact.
+
+    Raises:
+        InputError: the folder contains other files, or its `run.json` is damaged.
+    """
+    if not config.run.output_dir:
         return
+    folder = RunFolder(config.run.output_dir)
     # Imported here, so that the doctor reports a broken package in a line of its output.
     from train.checkpoints.run_record import RunRecord
     from train.checkpoints.store import CheckpointStore, DamagedCheckpointError
 
     recorded = RunRecord.read(folder)
+    folder.check_files(recorded.content)
+    if recorded.content is None:
+        return
     newest = recorded.newest
     with folder.guarded_record():
-        task = (recorded.content or {}).get("task", {}).get("card", {}).get("task_name", "masked language modeling")
+        task = recorded.content.get("task", {}).get("card", {}).get("task_name", "masked language modeling")
     if newest is None:
         yield Finding("ok", "run", f"{folder} contains a run ({task}) without a checkpoint")
         return

@@ -321,7 +321,7 @@ class FlagParser(argparse.ArgumentParser):
         """Return "; did you mean …?" with the flag that `name` probably stands for; an empty string if no flag fits.
 
         This is the flag that means what `name` means in transformers' scripts, else a flag that starts with `name`,
-        else the most similar flag. For a flag that this project does not need, the text says to leave it out.
+        else the most similar flag, else the flag with these initials. For a flag that this project does not need, the text says to leave it out.
         """
         options = {_spelled_with_hyphens(option): option for option in self._option_string_actions if "_" not in option}
         typed = _spelled_with_hyphens(name)
@@ -329,7 +329,8 @@ class FlagParser(argparse.ArgumentParser):
             return f"; leave it out: {reason}"
         translated = _spelled_with_hyphens(TRAINER_FLAGS.get(f"--{typed}", ""))
         longer = next((spelling for spelling in options if spelling.startswith(f"{typed}-")), None)
-        nearest = translated if translated in options else longer or nearest_name(typed, options)
+        initials = next((name for name in options if "".join(word[0] for word in name.split("-")) == typed), None)
+        nearest = translated if translated in options else longer or nearest_name(typed, options) or initials
         return f"; did you mean {options[nearest]}?" if nearest else ""
 
 

@@ -133,20 +133,13 @@ class RunFolder:
         Raises:
             InputError: the folder contains something else.
         """
-        names = self.files.list_files()
         if resume == "must" and not self.has_checkpoint():
             raise InputError(
                 f"With --resume must, --output-dir must contain a checkpoint; {self} has none. Pass the folder "
                 "of the run, or use --resume auto."
             )
-        if not names:
-            return
-        if record is None or "fingerprint" not in record:
-            raise InputError(
-                f"--output-dir must be empty or contain this run; {self} contains {sorted(names)[0]} but no "
-                f"{RECORD_NAME} of a run. Use another folder."
-            )
-        if overwrite:
+        self.check_files(record)
+        if record is None or overwrite:
             return
         if resume == "never":
             raise InputError(
@@ -156,6 +149,22 @@ class RunFolder:
         with self.guarded_record():
             recorded = dict(record["fingerprint"])
         self._check_fingerprint(recorded, fingerprint, begun_phase)
+
+    def check_files(self, record: dict[str, Any] | None) -> None:
+        """Check that the folder is empty, or contains a run.
+
+        Args:
+            record: content of `run.json`; None if there is no such file.
+
+        Raises:
+            InputError: the folder contains other files.
+        """
+        names = self.files.list_files()
+        if names and (record is None or "fingerprint" not in record):
+            raise InputError(
+                f"--output-dir must be empty or contain this run; {self} contains {sorted(names)[0]} but no "
+                f"{RECORD_NAME} of a run. Use another folder."
+            )
 
     def clear(self) -> None:
         """Delete the run in the folder, if there is one. Only files that a run writes are deleted."""

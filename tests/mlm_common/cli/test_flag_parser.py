@@ -125,6 +125,7 @@ def test_every_spelling_is_read():
             ["--zzz", "8", "--fast", "true", "--zzz", "--dryrun"],
             "unknown flags: --zzz, --dryrun (did you mean --dry-run?). --help-all lists all flags.",
         ),
+        (["--lr", "1"], "unknown flag --lr; did you mean --learning-rate? (--help-all lists all)"),
         (["--zzz"], "unknown flag --zzz (--help-all lists all)"),
         (
             ["--fast", "true", "x"],

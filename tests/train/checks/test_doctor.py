@@ -16,6 +16,7 @@ from tests.servers.fixtures import CloudStorageHandle
 from train import doctor
 from train.checks import machine
 from train.checks.machine import findings_of
+from train.run_mlm import main as train
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +99,19 @@ def test_a_check_that_breaks_is_an_error_and_ends_alone():
     (found,) = findings_of("GPU", broken)
     assert (found.status, found.subject) == ("error", "GPU")
     assert "could not be checked: RuntimeError: no such device" in found.text
+
+
+def test_a_folder_with_other_files_is_refused_as_by_the_run(shards, tmp_path, run):
+    other = tmp_path / "other"
+    (tmp_path / "empty").mkdir()
+    other.mkdir()
+    (other / "notes.txt").write_text("mine", encoding="utf-8")
+    for folder in ("empty", "new"):
+        assert found(doctor.check_folder, config_of("--output-dir", str(tmp_path / folder))) == []
+    refused = run(train, *run_flags(shards, other)).refusal
+    assert "contains notes.txt but no run.json" in refused
+    line = only_error(found(doctor.check_folder, config_of("--output-dir", str(other))))
+    assert line.endswith(refused.removeprefix("error: "))
 
 
 def test_the_command_names_all_errors_at_once(shards, tmp_path, hub_here, monkeypatch, run):
