@@ -321,7 +321,8 @@ class FlagParser(argparse.ArgumentParser):
         """Return "; did you mean …?" with the flag that `name` probably stands for; an empty string if no flag fits.
 
         This is the flag that means what `name` means in transformers' scripts, else a flag that starts with `name`,
-        else the most similar flag, else the flag with these initials. For a flag that this project does not need, the text says to leave it out.
+        else the most similar flag, else a flag whose words have these initials. For a flag that this project does not
+        need, the text says to leave it out.
         """
         options = {_spelled_with_hyphens(option): option for option in self._option_string_actions if "_" not in option}
         typed = _spelled_with_hyphens(name)
