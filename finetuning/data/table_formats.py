@@ -167,6 +167,8 @@ def read_conll(path: str, text: str) -> dict[str, list[Any]]:
         elif len(row) != num_columns:
             rule = f"must have {num_columns} columns, as the first line has"
             raise InputError(f"Each line of {path} {rule}; line {number:,} has {len(row)}.")
+        elif not row[0].strip():
+            raise InputError(f"Each word of {path} must have a visible character; line {number:,} has {row[0]!r}.")
         else:
             sentences[-1].append(row)
     sentences = [sentence for sentence in sentences if sentence]

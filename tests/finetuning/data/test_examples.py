@@ -180,6 +180,8 @@ def test_lines_without_names_and_short_ones(tmp_path):
         ("e.jsonl", '{"text": "\\ud800"}\n', "must be Unicode; row 1 has half of a surrogate pair"),
         ("g.jsonl", '["a", "b"]\n["c", "d"]\n', r'Each row of .*g\.jsonl must be an object, .*; row 1 is \["a", "b"\]'),
         ("f.jsonl", "[" * 100_000, "must be a readable .jsonl file"),
+        ("c.conll", "a O\n\n\u00a0 O\nb O\n", r"Each word of .*c\.conll must .*; line 3 has '\\xa0'"),
+        ("d.conll", "a\tO\n\tO\n", r"Each word of .*d\.conll must have a visible character; line 2 has ''"),
         ("b.conll", "# newdoc\na O\n", "Line 1 of .* may be a comment or a token: it begins with #, and ends with"),
     ],
 )
