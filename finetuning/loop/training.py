@@ -142,8 +142,25 @@ class FinetuningJob(lifecycle.Job[Settings]):
                 results["eval"]["epoch"] = epoch
                 if evaluated.get("is_degenerate"):
                     logger.warning("All predictions of the validation split are the same: nothing was learned.")
+                elif worse := describe_worse(task, evaluated):
+                    logger.warning("On the validation split, the model is worse than a guess: %s.", worse)
             write_figures(folder, {"train": train, **results})
         return evaluated
+
+
+def describe_worse(task: ExampleTask, figures: Mapping[str, float]) -> str:
+    """List the scores that are worse than those of guessing without reading the text; empty if there are none.
+
+    Args:
+        task: the task, with the scores of the guess.
+        figures: the scores of the model, {metric: value}.
+    """
+    texts = []
+    for metric in [metric for metric in task.metrics if metric in task.guess]:
+        score, guess = figures[metric], task.guess[metric]
+        if (score > guess) if metric in task.errors else (score < guess):
+            texts.append(f"{metric.replace('_', ' ')} {format_score(score)} instead of {format_score(guess)}")
+    return ", ".join(texts)
 
 
 def warn_of_little_training(run: Run) -> None:

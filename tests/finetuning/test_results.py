@@ -14,6 +14,7 @@ from sklearn import metrics
 
 from finetuning.data.labels import Labels, ProblemType
 from finetuning.loop.task import Split
+from finetuning.loop.training import describe_worse
 from finetuning.run_classification import main
 from finetuning.tasks.classification import ClassificationJob, TextClassification
 from finetuning.tasks.metrics import DEFAULT_METRICS
@@ -159,6 +160,27 @@ def test_without_validation_or_without_being_chief(is_chief, tmp_path, caplog):
     assert set(results(tmp_path, "all")) == {"train_samples", "epoch"}
     assert predictions(tmp_path, "predict_results_test") == list(NAMES)
     assert {path.name for path in tmp_path.glob("*eval*")} == set()
+
+
+@pytest.mark.parametrize(("error", "warnings"), [(0.5, []), (-2.0, ["mse 4.0000 instead of 1.0000"])])
+def test_numbers_that_are_worse_than_the_mean_are_warned_of(error, warnings, tmp_path, caplog):
+    labels, rows = np.array([-1, 1, -1, 1], np.float32), None
+    task, job = task_of("regression", ("score",)), ClassificationJob()
+    task.guess = {"pearson": 0.0, "spearmanr": 0.0, "mse": 1.0}
+    part = Split(rows, labels, "eval_predictions.txt")  # type: ignore[arg-type]
+    job.validation, job.tests, task.evaluated = {"": part}, [], part
+    job.write_results(fake_trainer(task, tmp_path), 3, lambda _: totals_of((labels + np.float32(error))[:, np.newaxis]))
+    start = "On the validation split, the model is worse than a guess: "
+    assert caplog.messages == [f"{start}{warning}." for warning in warnings]
+
+
+def test_tags_that_are_worse_than_the_most_frequent_tag_are_described():
+    labels = Labels("single_label_classification", ("O", "B-X"))
+    task = Tagging(labels, max_length=5, pad_token_id=1, token_types=False)
+    guess = dict.fromkeys(task.metrics, 0.0)
+    task.guess = guess | {"accuracy": 0.75}
+    assert describe_worse(task, guess | {"accuracy": 0.75}) == ""
+    assert describe_worse(task, guess | {"accuracy": 0.5}) == "accuracy 0.5000 instead of 0.7500"
 
 
 def test_predictions_keep_their_digits():
