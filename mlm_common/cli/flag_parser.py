@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import functools
+import itertools
 import math
 import os
 import re
@@ -171,6 +172,7 @@ class FlagParser(argparse.ArgumentParser):
         self.replaced: dict[str, str] = {}
         self.belongs_to: dict[str, tuple[str, Any]] = {}
         self._dataclass_types = dataclass_types
+        self._words: list[str] = []  # the command line
         self._groups: dict[str, Any] = {}
         self._group_named(USUAL_GROUP)
         for dataclass_type in dataclass_types:
@@ -287,6 +289,7 @@ class FlagParser(argparse.ArgumentParser):
         Raises:
             InputError: a flag lacks a value, or has a value that it does not accept.
         """
+        self._words = list(args or [])
         try:
             return super().parse_known_args(args, namespace)
         except argparse.ArgumentError as error:
@@ -298,8 +301,17 @@ class FlagParser(argparse.ArgumentParser):
             raise InputError(f"{_shown_name(action)} {error.message}.") from error
 
     def error(self, message: str) -> Any:
-        """Raise an InputError. argparse would exit."""
-        raise InputError(f"{message}. --help-all lists all flags.")
+        """Raise an InputError. argparse would exit.
+
+        If a single flag is required, and the command line starts with values, the message suggests the flag for them.
+        """
+        values = list(itertools.takewhile(lambda word: not word.startswith("-"), self._words))
+        required = [action for action in self._actions if action.required and action.option_strings]
+        hint = "."
+        if values and len(required) == 1:
+            values = values if required[0].nargs == "+" else values[:1]
+            hint = f"; did you mean {_shown_name(required[0])} {shlex.join(values)}?"
+        raise InputError(f"{message}{hint} --help-all lists all flags.")
 
     def _unknown(self, words: Sequence[str]) -> InputError:
         """Make the error for unknown words. It names all unknown flags, or the first word if no word is a flag."""

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from typing import Literal
 
 import pytest
@@ -146,6 +146,22 @@ def test_mistakes_are_one_line(words, message):
     with pytest.raises(InputError) as refused:
         parse(*words)
     assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("is_list", "words", "hint"),
+    [
+        (True, ["work/a", "work/b c", "--fast"], "; did you mean --runs work/a 'work/b c'? --help-all lists"),
+        (False, ["work/a", "work/b"], "; did you mean --runs work/a? --help-all lists"),
+        (True, ["--fast"], ". --help-all lists"),
+    ],
+)
+def test_values_without_the_required_flag_are_shown_with_it(is_list, words, hint):
+    runs = ("runs", list[str] if is_list else str)
+    compared = make_dataclass("Compared", [runs, ("fast", bool, flag(False, "Be quick."))])
+    with pytest.raises(InputError) as refused:
+        parse_arguments([compared], words, "")
+    assert f"the following arguments are required: --runs{hint}" in str(refused.value)
 
 
 def test_flags_of_transformers_name_those_of_a_run():
