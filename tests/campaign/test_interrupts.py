@@ -83,22 +83,22 @@ def interrupt_often(
     start: Callable[[int], Process], most_seconds: float, num_tries: int, seed: str
 ) -> list[Interrupted]:
     """Interrupt a command so often; `start` starts it, given how often it has come to its end."""
-    draw, found = random.Random(seed), []
+    draw, outcomes = random.Random(seed), []
     for number in range(num_tries):
-        process = start(sum(not one.is_stopped for one in found))
+        process = start(sum(not outcome.is_stopped for outcome in outcomes))
         began_seconds = time.monotonic()
         process.wait(draw.uniform(0, most_seconds))
         seconds = time.monotonic() - began_seconds
-        found.append(interrupt(process, *INTERRUPTS[number % len(INTERRUPTS)], draw))
-        if not found[-1].is_stopped:  # it takes less than was measured
+        outcomes.append(interrupt(process, *INTERRUPTS[number % len(INTERRUPTS)], draw))
+        if not outcomes[-1].is_stopped:  # it takes less than was measured
             most_seconds = min(0.7 * most_seconds, seconds)
-    return found
+    return outcomes
 
 
-def described(found: list[Interrupted]) -> str:
-    seconds = [one.seconds for one in found if one.is_stopped] or [0.0]
+def described(outcomes: list[Interrupted]) -> str:
+    seconds = [outcome.seconds for outcome in outcomes if outcome.is_stopped] or [0.0]
     middle, most = statistics.median(seconds), max(seconds)
-    num_stopped = sum(one.is_stopped for one in found)
+    num_stopped = sum(outcome.is_stopped for outcome in outcomes)
     return (
         f"interrupts: {num_stopped} came before the command's end; the prompt returned {middle:.1f} s after the last "
         f"line (median; at most {most:.1f} s)"
@@ -121,9 +121,9 @@ def check_stopped(process: Process, status: int, sent: int, num_times: int) -> b
 @pytest.fixture(scope="module")
 def seen(_campaign: Campaign) -> Iterator[dict[str, list[Interrupted]]]:
     """What is seen, by stage, for the report."""
-    found: dict[str, list[Interrupted]] = defaultdict(list)
-    yield found
-    for stage, interrupts in found.items():
+    by_stage: dict[str, list[Interrupted]] = defaultdict(list)
+    yield by_stage
+    for stage, interrupts in by_stage.items():
         _campaign.note("Ctrl-C or SIGTERM, once or twice", stage, len(interrupts), described(interrupts))
 
 
@@ -177,10 +177,10 @@ def test_commands_are_stopped_and_given_again(command, campaign, seen, more_plac
         process.wait_for_handlers()
         return process
 
-    found = interrupt_often(start_ready, seconds, max(2, num_kills // 16), command)
-    print(command.partition(" ")[0], described(found))
-    seen[stage_of(command)] += found
-    process = start(sum(not one.is_stopped for one in found))
+    outcomes = interrupt_often(start_ready, seconds, max(2, num_kills // 16), command)
+    print(command.partition(" ")[0], described(outcomes))
+    seen[stage_of(command)] += outcomes
+    process = start(sum(not outcome.is_stopped for outcome in outcomes))
     assert process.wait() == 0, process.output
     for output in tmp_path.iterdir():
         assert files_of(output) == files_of(tmp_path / "undisturbed")

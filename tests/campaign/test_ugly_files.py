@@ -60,9 +60,9 @@ def seen(pytestconfig: pytest.Config) -> Iterator[dict[str, Counter[str]]]:
         "malformed files, damaged folders": "inputs: each was read, or refused with a one-line error",
         "odd environment": "runs: all ended with status 0",
     }
-    found: dict[str, Counter[str]] = {fault: Counter() for fault in endings}
-    yield found
-    for fault, counted in found.items():
+    counts: dict[str, Counter[str]] = {fault: Counter() for fault in endings}
+    yield counts
+    for fault, counted in counts.items():
         for stage, number in counted.items():
             write_line(pytestconfig.getoption("campaign_report"), Seen(fault, stage, number, endings[fault]))
 
@@ -85,7 +85,7 @@ def test_each_ugly_file_is_read_or_refused_in_one_line(command, patterns, places
     check(command, files, places, tmp_path, seen["malformed files, damaged folders"])
 
 
-@pytest.mark.parametrize(("command", "folder"), FOLDER_COMMANDS, ids=[" ".join(one) for one in FOLDER_COMMANDS])
+@pytest.mark.parametrize(("command", "folder"), FOLDER_COMMANDS, ids=[" ".join(case) for case in FOLDER_COMMANDS])
 def test_damaged_folders_are_read_or_refused_in_one_line(command, folder, places: Places, tmp_path, seen):
     damages = damages_of(places.named[folder])
     drawn = random.Random(f"campaign {command}").sample(damages, min(NUM_DAMAGES, len(damages)))

@@ -94,8 +94,8 @@ class Buckets:
         entries: dict[str, dict[str, Any] | None] = {}
         for name, stored in sorted(self.objects(bucket).items()):
             if name.startswith(prefix):
-                head, found, _ = name.removeprefix(prefix).partition(delimiter) if delimiter else (name, "", "")
-                entries[prefix + head + found if found else name] = None if found else stored.metadata
+                head, separator, _ = name.removeprefix(prefix).partition(delimiter) if delimiter else (name, "", "")
+                entries[prefix + head + separator if separator else name] = None if separator else stored.metadata
         remaining = [entry for entry in entries.items() if entry[0] > page_start(query)]
         page = remaining[: int(query.get("maxResults", 1000))]
         listing: dict[str, Any] = {"kind": "storage#objects"}

@@ -208,9 +208,9 @@ class Hub(Application):
         files = self.repository(request, kind, repo_id).at(revision).files
         is_form = not request.body.startswith(b"{")
         paths = parse_qs(request.body.decode()).get("paths", []) if is_form else request.json()["paths"]
-        found = [describe_file(path, files[path]) for path in paths if path in files]
+        entries = [describe_file(path, files[path]) for path in paths if path in files]
         folders = [path for path in paths if any(name.startswith(f"{path.rstrip('/')}/") for name in files)]
-        return json_response(found + [describe_folder(path.rstrip("/")) for path in folders])
+        return json_response(entries + [describe_folder(path.rstrip("/")) for path in folders])
 
     def download(self, request: Request, repo_id: str, revision: str, path: str, kind: str = "models") -> Response:
         commit = self.repository(request, kind, repo_id).at(revision)
@@ -236,7 +236,10 @@ class Hub(Application):
         repository = self.repository(request, kind, repo_id)
         newest = {name: commits[-1] for name, commits in repository.branches.items()}
         content = {
-            key: [{"name": name, "ref": f"refs/{ref}/{name}", "targetCommit": one.sha} for name, one in named.items()]
+            key: [
+                {"name": name, "ref": f"refs/{ref}/{name}", "targetCommit": commit.sha}
+                for name, commit in named.items()
+            ]
             for key, ref, named in (("branches", "heads", newest), ("tags", "tags", repository.tags))
         }
         return json_response(content | {"converts": []})
@@ -244,7 +247,8 @@ class Hub(Application):
     def list_commits(self, request: Request, kind: str, repo_id: str, revision: str) -> Response:
         commits = self.repository(request, kind, repo_id).branch(revision)
         newest_first = [
-            {"id": one.sha, "title": one.title, "message": "", "date": DATE, "authors": []} for one in reversed(commits)
+            {"id": commit.sha, "title": commit.title, "message": "", "date": DATE, "authors": []}
+            for commit in reversed(commits)
         ]
         return json_response(newest_first)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.doctor_cases import PROJECT, bucket_config, config_of, found, install, modules, only_error
+from tests.fixtures.doctor_cases import PROJECT, bucket_config, config_of, install, list_findings, modules, only_error
 from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_run import run_flags, write_shards
 from tests.servers.fixtures import CloudStorageHandle
@@ -48,7 +48,7 @@ def test_shards_that_tensorflow_may_not_read(shards, cloud, monkeypatch):
     for name, value in cloud.environment.items():
         monkeypatch.setenv(name, value)
     config = config_of("--train-dataset", f"{cloud.bucket_url}/shards/train")
-    line = only_error(found(doctor.check_run, config))
+    line = only_error(list_findings(doctor.check_run, config))
     assert "TensorFlow must be able to read the shards; gs://test-bucket/shards/train/" in line
     assert "gave PermissionDeniedError" in line
 
@@ -57,38 +57,40 @@ def test_a_model_too_large_for_the_disk(shards, tmp_path, monkeypatch):
     answer = {"num_parameters": 10**12, "num_with_one_moment": 0, "summary": "bert"}
     monkeypatch.setattr(doctor, "ask_tensorflow", lambda *_: answer)
     config = config_of(*run_flags(shards, tmp_path / "run"))
-    findings = found(doctor.check_run, config)
+    findings = list_findings(doctor.check_run, config)
     assert [(one.status, one.subject) for one in findings] == [("ok", "run"), ("error", "disk")]
     text = f"free in {tmp_path}; the run writes up to 52000.0 GB: 4 checkpoints and the export. Free some"
     assert text in only_error(findings)
     answer["num_with_one_moment"] = 10**12 // 2
-    assert "the run writes up to 44000.0 GB: 4 checkpoints" in only_error(found(doctor.check_run, config))
+    assert "the run writes up to 44000.0 GB: 4 checkpoints" in only_error(list_findings(doctor.check_run, config))
 
 
 def test_buckets(cloud, monkeypatch):
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
-    lines = [str(one) for one in found(doctor.check_buckets, bucket_config())]
+    lines = [str(one) for one in list_findings(doctor.check_buckets, bucket_config())]
     assert [line.split()[:2] for line in lines] == [["ok", "bucket"], ["ok", "bucket"]]
     assert not cloud.objects()
     near, far = (bucket_config("--tpu-zone", zone) for zone in ("us-central1-b", "europe-west4-a"))
-    assert str(found(doctor.check_buckets, near)[-1]).endswith("is in us-central1, and the TPU is in us-central1")
-    last = found(doctor.check_buckets, far)[-1]
+    assert str(list_findings(doctor.check_buckets, near)[-1]).endswith(
+        "is in us-central1, and the TPU is in us-central1"
+    )
+    last = list_findings(doctor.check_buckets, far)[-1]
     assert last.status == "warning"
     assert "reading is slow, and traffic is billed" in last.text
     assert "gcloud storage buckets create gs://NAME --location europe-west4" in str(last)
     cloud.fault(r"/b/test-bucket\?", status=403, times=10)  # the client retries once
-    assert [one.subject for one in found(doctor.check_buckets, far)] == ["bucket", "bucket"]
+    assert [one.subject for one in list_findings(doctor.check_buckets, far)] == ["bucket", "bucket"]
 
 
 def test_what_is_refused_is_an_error(cloud, hub_here, monkeypatch):
     """A bucket that may not be written to, and a token."""
     cloud.authorize(denied_permissions=["storage.objects.create"])
-    line = only_error(found(doctor.check_buckets, bucket_config()))
+    line = only_error(list_findings(doctor.check_buckets, bucket_config()))
     assert "Access to gs://test-bucket/run/.writable is denied. Grant the account in use, which lacks" in line
     pushing = config_of("--hub-model-id", "alice/model")
-    assert [one.text for one in found(doctor.check_hub, pushing)] == ["the token may write to alice/model"]
+    assert [one.text for one in list_findings(doctor.check_hub, pushing)] == ["the token may write to alice/model"]
     monkeypatch.setenv("HF_TOKEN", hub_here.read_token)
-    assert "the role 'read'. Create one with the role 'write'" in only_error(found(doctor.check_hub, pushing))
+    assert "the role 'read'. Create one with the role 'write'" in only_error(list_findings(doctor.check_hub, pushing))
 
 
 def test_a_check_that_breaks_is_an_error_and_ends_alone():
@@ -107,10 +109,10 @@ def test_a_folder_with_other_files_is_refused_as_by_the_run(shards, tmp_path, ru
     other.mkdir()
     (other / "notes.txt").write_text("mine", encoding="utf-8")
     for folder in ("empty", "new"):
-        assert found(doctor.check_folder, config_of("--output-dir", str(tmp_path / folder))) == []
+        assert list_findings(doctor.check_folder, config_of("--output-dir", str(tmp_path / folder))) == []
     refused = run(train, *run_flags(shards, other)).refusal
     assert "contains notes.txt but no run.json" in refused
-    line = only_error(found(doctor.check_folder, config_of("--output-dir", str(other))))
+    line = only_error(list_findings(doctor.check_folder, config_of("--output-dir", str(other))))
     assert line.endswith(refused.removeprefix("error: "))
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from tests.fixtures.doctor_cases import config_of, found, install, modules, only_error
+from tests.fixtures.doctor_cases import config_of, install, list_findings, modules, only_error
 from train.checks import machine
 
 
@@ -29,7 +29,7 @@ from train.checks import machine
 def test_importing(tmp_path, monkeypatch, changed, message):
     modules(tmp_path, monkeypatch, **changed)
     monkeypatch.setattr(machine, "TIMEOUT_SECONDS", 1.0 if "sleep" in str(changed) else 100.0)
-    (line,) = found(machine.check_import, config_of())
+    (line,) = list_findings(machine.check_import, config_of())
     assert message in " ".join(str(line).split())
 
 
@@ -41,10 +41,10 @@ def test_remains_of_a_tensorflow(tmp_path, monkeypatch):
         if not package.name.startswith("tensorflow") and not (tmp_path / package.name).exists():
             (tmp_path / package.name).symlink_to(package)
     monkeypatch.setattr(machine.sys, "executable", str(tmp_path / "venv" / "bin" / "python"))
-    line = only_error(found(machine.check_import, config_of()))
+    line = only_error(list_findings(machine.check_import, config_of()))
     assert "failed: ImportError: only the remains of an uninstalled TensorFlow" in line
     shutil.rmtree(tmp_path / "tensorflow")
-    line = only_error(found(machine.check_import, config_of()))
+    line = only_error(list_findings(machine.check_import, config_of()))
     assert "failed: ModuleNotFoundError: No module named 'tensorflow'" in line
 
 
@@ -106,7 +106,7 @@ def test_the_tpu_of_a_machine(flags, build, has_tpu, line, request, monkeypatch)
         request.getfixturevalue("device")
     monkeypatch.setattr(machine, "tensorflow_builds", lambda _: [build])
     monkeypatch.setattr(machine, "ask_tensorflow", lambda *_: {"num_replicas": 8})
-    (one,) = found(machine.check_tpu, config_of(*flags.split()))
+    (one,) = list_findings(machine.check_tpu, config_of(*flags.split()))
     assert " ".join(str(one).split()).startswith(line)
 
 
@@ -115,7 +115,7 @@ def test_a_tpu_that_another_process_holds(device):
     command, pipes = [sys.executable, "-c", program, str(device)], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, **pipes) as holder:
         holder.stdout.readline()
-        line = only_error(found(machine.check_tpu, LOCAL))
+        line = only_error(list_findings(machine.check_tpu, LOCAL))
         assert f"is in use by process {holder.pid} ({sys.executable} -c" in line
         assert line.endswith("only one process can use it at a time. End that process: kill NUMBER")
         holder.communicate(timeout=30)
@@ -164,7 +164,7 @@ def test_packages_that_fit_together_and_others(site, missing, versions, message)
     for other, version in versions.items():
         install(site, other, version)
     installed = machine.installed_packages([str(site)])
-    lines = [" ".join(str(line).split()) for check in CHECKS for line in found(check, installed)]
+    lines = [" ".join(str(line).split()) for check in CHECKS for line in list_findings(check, installed)]
     wrong = " ".join(line for line in lines if not line.startswith("ok"))
     assert all(part in wrong for part in message.split(" … ")), wrong
     if not message:

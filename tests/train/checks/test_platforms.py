@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.doctor_cases import config_of, found, modules
+from tests.fixtures.doctor_cases import config_of, list_findings, modules
 from tests.fixtures.fake_tpus import FINDS_EIGHT, NO_PLATFORM, TENSORFLOW, compiled_libtpu, needs_compiler
 from train.checks import machine, platforms
 from train.runtime import machines, pjrt_settings, runtime_choice
 
 
 def lines_of(check, *flags: str) -> list[str]:
-    return [" ".join(str(one).split()) for one in found(check, config_of(*flags))]
+    return [" ".join(str(one).split()) for one in list_findings(check, config_of(*flags))]
 
 
 @needs_compiler
