@@ -93,10 +93,10 @@ def test_tokenizer_without_a_special_token_is_refused(missing, tmp_path):
         load_tokenizer(str(tmp_path))
 
 
-@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(SPECIAL_TOKENS, 2)))
-def test_special_tokens_that_share_an_id_are_refused(one, other, tmp_path):
-    save_tokenizer(make_tokenizer(**{f"{one}_token": SPECIAL_TOKENS[other]}), str(tmp_path))
-    with pytest.raises(InputError, match=rf"five different tokens .* in {tmp_path} {one} and {other} are both id \d"):
+@pytest.mark.parametrize(("name", "other"), list(itertools.combinations(SPECIAL_TOKENS, 2)))
+def test_special_tokens_that_share_an_id_are_refused(name, other, tmp_path):
+    save_tokenizer(make_tokenizer(**{f"{name}_token": SPECIAL_TOKENS[other]}), str(tmp_path))
+    with pytest.raises(InputError, match=rf"five different tokens .* in {tmp_path} {name} and {other} are both id \d"):
         load_tokenizer(str(tmp_path))
     assert load_tokenizer(str(tmp_path), needs_special_tokens=False).is_fast
 

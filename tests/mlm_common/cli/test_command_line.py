@@ -170,6 +170,6 @@ def test_text_that_is_not_unicode_is_refused(tmp_path, arguments, reason):
 @pytest.mark.parametrize("arguments", [["--files", "caf\udce9"], ["--name", "{folder}/caf\udce9"]])
 def test_paths_may_have_any_bytes(tmp_path, arguments):
     (tmp_path / "caf\udce9").touch()
-    arguments = [one.format(folder=tmp_path) for one in arguments]
+    arguments = [argument.format(folder=tmp_path) for argument in arguments]
     (settings,) = parse_arguments([Settings], arguments, "")
     assert arguments[1] in (*settings.files, settings.name)

@@ -43,9 +43,9 @@ def test_every_format_gives_the_same_documents(ending, content, tmp_path):
     corpus = open_corpus(CorpusConfig(data_files=[str(path)]))
     assert list(corpus.documents("train")) == TEXTS
     assert list(corpus.documents("train")) == TEXTS, "a second reading differs"
-    (found,) = corpus.record["data_files"]
+    (file_record,) = corpus.record["data_files"]
     expected = {"path": str(path), "num_bytes": len(content), "checksum": sha256(content)}
-    assert found == expected | ({"content_checksum": sha256(gzip.decompress(content))} if ".gz" in ending else {})
+    assert file_record == expected | ({"content_checksum": sha256(gzip.decompress(content))} if ".gz" in ending else {})
 
 
 def test_files_are_read_in_the_order_given_and_globs_sorted(tmp_path, monkeypatch):

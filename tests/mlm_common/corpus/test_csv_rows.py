@@ -57,7 +57,7 @@ def test_what_csv_writes_comes_back_or_the_delimiter_is_asked_for(
     assume(names[0].strip())
     text = (f"sep={delimiter}{line_end}" if mark else "") + written(rows, delimiter, line_end, quoting)
     try:
-        found, read_rows = read(text, delimiter if is_named else None)
+        read_delimiter, read_rows = read(text, delimiter if is_named else None)
     except InputError as error:
         message = str(error)
     else:
@@ -69,7 +69,7 @@ def test_what_csv_writes_comes_back_or_the_delimiter_is_asked_for(
         assert len(message.splitlines()) == 1
         return
     with_text = [row for row in rows[1:] if any(field.strip() for field in row)]
-    assert (found, read_rows) == (delimiter, [names, *with_text])
+    assert (read_delimiter, read_rows) == (delimiter, [names, *with_text])
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_what_csv_writes_comes_back_or_the_delimiter_is_asked_for(
     ],
 )
 def test_texts_do_not_mislead(text, delimiter, rows):
-    found, read_rows = read(text)
-    assert (found, read_rows[1:]) == (delimiter, rows)
+    read_delimiter, read_rows = read(text)
+    assert (read_delimiter, read_rows[1:]) == (delimiter, rows)
 
 
 def test_two_readings_are_asked_about_with_the_line():
@@ -144,19 +144,19 @@ def test_a_title_that_holds_a_delimiter_is_said(title, delimiter, text, is_named
     """It has other fields than the rows below it."""
     rows = [["text", "label", "date"], [text, "x", "1"], ["d", "y", "2"]]
     table = written(rows, delimiter, "\n", csv.QUOTE_MINIMAL)
-    found = CsvRows(io.StringIO(f"{title}\n{table}"), "a.csv", delimiter if is_named else None)
-    assert found.problem(next(iter(found))) is not None
-    assert found.hint == "The first row must name the columns: delete a title above it."
+    csv_rows = CsvRows(io.StringIO(f"{title}\n{table}"), "a.csv", delimiter if is_named else None)
+    assert csv_rows.problem(next(iter(csv_rows))) is not None
+    assert csv_rows.hint == "The first row must name the columns: delete a title above it."
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
 def test_quotation_marks_around_whole_rows_are_said(delimiter):
     rows = [["text", "label"], [f'say "hi"{delimiter} Ann', "x"], ["b", "y"]]
     inner = [written([row], delimiter, "", csv.QUOTE_MINIMAL) for row in rows]
-    text = written([[one] for one in inner], ",", "\r\n", csv.QUOTE_ALL)
+    text = written([[line] for line in inner], ",", "\r\n", csv.QUOTE_ALL)
     with pytest.raises(InputError, match=r"a\.csv has quotation marks around whole rows, such as `\"text.*label\"`"):
         read(text)
-    assert read(text, "|") == ("|", [[one] for one in inner])
+    assert read(text, "|") == ("|", [[line] for line in inner])
     assert read('"text"\n"Hello, you"\n') == (",", [["text"], ["Hello, you"]])
 
 
@@ -174,7 +174,7 @@ def test_rows_are_read_as_they_come():
 
 
 def test_a_delimiter_is_a_character():
-    assert [parse_delimiter(one) for one in (None, ";", "tab", "\\t", "|")] == [None, ";", "\t", "\t", "|"]
+    assert [parse_delimiter(text) for text in (None, ";", "tab", "\\t", "|")] == [None, ";", "\t", "\t", "|"]
     for wrong in ("", "ab", '"', "a", "\n"):
         with pytest.raises(InputError, match="--delimiter must be one character"):
             parse_delimiter(wrong)

@@ -97,7 +97,7 @@ def test_one_value_that_is_no_text_never_turns_texts_into_json(num_before, value
 
 @pytest.mark.parametrize(("name", "streaming"), [("train.parquet", False), ("train.arrow", True)])
 @pytest.mark.parametrize(
-    ("column", "found"),
+    ("column", "pattern"),
     [
         (pa.array([1, 2]), "int64|int 1"),
         (pa.array([["a"], ["b"]]), r"List|list \['a'\]"),
@@ -106,7 +106,7 @@ def test_one_value_that_is_no_text_never_turns_texts_into_json(num_before, value
         (pa.ExtensionArray.from_storage(pa.json_(), pa.array(['"a"', "5"])), "json"),
     ],
 )
-def test_a_column_of_another_type_is_refused(column, found, name, streaming, tmp_path):
+def test_a_column_of_another_type_is_refused(column, pattern, name, streaming, tmp_path):
     table = pa.table({"text": column})
     if name == "train.parquet":
         pq.write_table(table, tmp_path / name)
@@ -114,7 +114,7 @@ def test_a_column_of_another_type_is_refused(column, found, name, streaming, tmp
         with pa.ipc.new_stream(tmp_path / name, table.schema) as file:
             file.write_table(table)
     message = refusal(tmp_path, streaming=streaming)
-    assert re.search(rf"must name a column of text; 'text' of .*({found})", message, re.IGNORECASE)
+    assert re.search(rf"must name a column of text; 'text' of .*({pattern})", message, re.IGNORECASE)
 
 
 @pytest.mark.parametrize(("name", "streaming"), [("saved", False), ("sa[1]ved", True)])
@@ -171,7 +171,7 @@ def test_data_that_datasets_cannot_read_is_one_line(name, damage, streaming, tmp
     (tmp_path / name).write_bytes(damage(BROKEN[name]))
     message = refusal(tmp_path, streaming=streaming)
     assert str(tmp_path) in message
-    assert not [one for one in caplog.records if one.levelname == "ERROR"], "datasets' line besides"
+    assert not [record for record in caplog.records if record.levelname == "ERROR"], "datasets' line besides"
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -94,9 +94,9 @@ def test_a_data_set_is_read_at_the_commit_that_is_recorded(hub_server):
 
     settings = [{"dataset_name": "alice/grows", "streaming": streaming} for streaming in (True, False)]
     first = put("one")
-    assert run_program(hub_server, [one | {"revision_as_well": True} for one in settings]) == [[first, ["one"]]] * 2
+    assert run_program(hub_server, [case | {"revision_as_well": True} for case in settings]) == [[first, ["one"]]] * 2
     second = put("one", "two")
-    cases = [one | {"dataset_revision": name} for name in (first, None, "main", second) for one in settings]
+    cases = [case | {"dataset_revision": name} for name in (first, None, "main", second) for case in settings]
     answers = run_program(hub_server, [case | {"revision_as_well": True} for case in cases])
     assert answers == [[first, ["one"]]] * 2 + [[second, ["one", "two"]]] * 6
     # Without the Hub the commit fetched last is read, and no other in its place.

@@ -90,9 +90,9 @@ def test_files_added_or_in_another_order_make_another_corpus(files):
 
 
 def test_held_out_files_are_of_their_own_split_alone(files):
-    more = {"validation_files": [str(files[1])], "test_files": [str(files[2])]}
-    assert record_of(files[0], **more) == record_of(files[0])
-    assert record_of(files[0], split="validation", limit=3, **more) == record_of(
+    held_out = {"validation_files": [str(files[1])], "test_files": [str(files[2])]}
+    assert record_of(files[0], **held_out) == record_of(files[0])
+    assert record_of(files[0], split="validation", limit=3, **held_out) == record_of(
         files[2], split="validation", validation_files=[str(files[1])]
     )
     assert record_of(files[0], test_percent=10) != record_of(files[0])
@@ -108,8 +108,8 @@ def test_another_commit_is_another_corpus_with_a_hint():
 
 
 def checksum_of(path: Path) -> str | None:
-    (found,) = with_checksums([StoredFile(str(path), path.stat().st_size)])
-    return found.checksum
+    (file,) = with_checksums([StoredFile(str(path), path.stat().st_size)])
+    return file.checksum
 
 
 @pytest.fixture
@@ -153,9 +153,9 @@ def test_a_file_that_changes_after_hashing_is_refused(tmp_path):
 def test_a_damaged_gzip_file_has_no_content_checksum(tmp_path, damage):
     path = tmp_path / "a.txt.gz"
     path.write_bytes(damage)
-    (found,) = with_checksums([StoredFile(str(path), len(damage))])
-    assert found.checksum == f"sha256 {hashlib.sha256(damage).hexdigest()}"
-    assert found.content_checksum in {None, NO_CONTENT}
+    (file,) = with_checksums([StoredFile(str(path), len(damage))])
+    assert file.checksum == f"sha256 {hashlib.sha256(damage).hexdigest()}"
+    assert file.content_checksum in {None, NO_CONTENT}
 
 
 @pytest.mark.parametrize("name", ["a.gz", "folder/a.gz"])
@@ -222,9 +222,9 @@ def test_splits_of_one_draw_or_of_other_sources_share_nothing(files, gz_copy):
 
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_a_split_shares_all_its_text_with_itself(files, split):
-    one, other = (part_of(files[0], split=split, validation_percent=10.0) for _ in range(2))
-    assert describe_shared_text(one, other).startswith(f"both are the split `{split}` of {files[0]} (100 bytes, ")
-    assert describe_shared_text(published(one), published(other)).startswith(f"both are the split `{split}` of")
+    first, second = (part_of(files[0], split=split, validation_percent=10.0) for _ in range(2))
+    assert describe_shared_text(first, second).startswith(f"both are the split `{split}` of {files[0]} (100 bytes, ")
+    assert describe_shared_text(published(first), published(second)).startswith(f"both are the split `{split}` of")
     assert "of a/b" in describe_shared_text(*(part_on_hub(split, validation_percent=5.0) for _ in range(2)))
     assert "of builtin" in describe_shared_text(*(builtin(split, validation_percent=5.0) for _ in range(2)))
 
@@ -253,10 +253,10 @@ def test_draws_that_overlap_share_text(files):
 
 def test_a_compressed_copy_is_found_by_its_content(files, gz_copy):
     for pair in ((files[0], gz_copy), (gz_copy, files[0])):
-        one, other = map(part_of, pair)
-        assert f"or a copy of it, {pair[1]}" in describe_shared_text(one, other)
-        assert names_a_file(describe_shared_text(one, other))
-        assert describe_shared_text(published(one), published(other))
+        first, second = map(part_of, pair)
+        assert f"or a copy of it, {pair[1]}" in describe_shared_text(first, second)
+        assert names_a_file(describe_shared_text(first, second))
+        assert describe_shared_text(published(first), published(second))
     again = gz_copy.with_name("again.txt.gz")
     again.write_bytes(gzip.compress(files[0].read_bytes(), 9))
     assert describe_shared_text(part_of(gz_copy), part_of(again))

@@ -74,7 +74,9 @@ def corpus(tmp_path: Path) -> Corpus:
     draw = random.Random(0)
     for index in range(4):
         numbers = range(index * 50 * GROUP_ROWS, (index + 1) * 50 * GROUP_ROWS)
-        table = pa.table({"vector": [draw.randbytes(100) for _ in numbers], "text": [f"{one:010d}" for one in numbers]})
+        table = pa.table(
+            {"vector": [draw.randbytes(100) for _ in numbers], "text": [f"{number:010d}" for number in numbers]}
+        )
         pq.write_table(table, tmp_path / f"{index}.parquet", row_group_size=GROUP_ROWS, use_dictionary=False)
     return open_corpus(CorpusConfig(data_files=[f"{tmp_path}/*.parquet"]))
 

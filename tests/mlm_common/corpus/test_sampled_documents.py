@@ -82,10 +82,10 @@ def test_what_cannot_be_cut_is_read_as_it_is(corpus, tmp_path, config):
 
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"20000\n"))
     (tmp_path / "a.csv").write_text("text\n20000\n", encoding="utf-8")
-    more = [str(tmp_path / name) for name in config.pop("data_files", [])]
-    other = open_corpus(CorpusConfig(data_files=[*corpus.config.data_files, *more], **config))
+    files = [str(tmp_path / name) for name in config.pop("data_files", [])]
+    other = open_corpus(CorpusConfig(data_files=[*corpus.config.data_files, *files], **config))
     assert list(other.sampled_documents("train", 1_000)) == list(other.documents("train"))
-    assert (other.num_sampled_bytes("train", 1_000) is None) == ("limit" in config or bool(more and ".gz" in more[0]))
+    assert (other.num_sampled_bytes("train", 1_000) is None) == ("limit" in config or bool(files and ".gz" in files[0]))
 
 
 def test_drawn_splits_are_sampled_from_as_much_as_it_takes(corpus, ranges_read):

@@ -38,8 +38,8 @@ def test_sources_are_corpora_in_the_order_of_the_file():
     assert list(mixture.corpora) == ["fo", "de", "code"]
     assert mixture.weights == {"fo": 0.5, "de": 2, "code": 1}
     configs = [corpus.config for corpus in mixture.corpora.values()]
-    found = [(one.validation_percent, one.seed, one.limit) for one in configs]
-    assert found == [(20, 3, None), (50, 3, None), (20, 3, 30)]
+    settings = [(config.validation_percent, config.seed, config.limit) for config in configs]
+    assert settings == [(20, 3, None), (50, 3, None), (20, 3, 30)]
     assert next(mixture.corpora["fo"].documents("train")).startswith("fo ")
     assert corpora_of(mixture.record) == {name: corpus.record for name, corpus in mixture.corpora.items()}
 
@@ -62,7 +62,7 @@ def test_words_and_a_file_name_sources_alike():
     os.link("de.txt", "a=b.txt")
     words = ["--sources", "fo=fo.txt", "de=./a=b.txt", "code=hub:builtin", "--limit", "30"]
     sources, corpus = parse_arguments([SourcesConfig, CorpusConfig], words, "")
-    configs = {name: one.config for name, one in open_mixture(corpus, sources).corpora.items()}
+    configs = {name: source.config for name, source in open_mixture(corpus, sources).corpora.items()}
     assert list(configs) == ["fo", "de", "code"]
     assert configs["code"].dataset_name == "builtin"
 
@@ -98,9 +98,9 @@ def test_bad_words_are_one_line(text, weights, message):
 def test_a_source_with_validation_text_does_without_the_default():
     file = write("de: {data_files: de.txt, validation_files: en.txt}\nfo: {data_files: fo.txt}")
     mixture = open_mixture(CorpusConfig(validation_percent=20, test_percent=10), SourcesConfig(file))
-    percents = {name: one.config.validation_percent for name, one in mixture.corpora.items()}
+    percents = {name: corpus.config.validation_percent for name, corpus in mixture.corpora.items()}
     assert percents == {"de": 0, "fo": 20}
-    assert {one.config.test_percent for one in mixture.corpora.values()} == {10}
+    assert {corpus.config.test_percent for corpus in mixture.corpora.values()} == {10}
 
 
 @pytest.mark.parametrize(

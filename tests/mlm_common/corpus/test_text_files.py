@@ -143,10 +143,10 @@ def test_parquet_is_read_as_its_rows_are_needed(rows_per_group, tmp_path):
             return super().readinto(buffer)
 
     with io.BufferedReader(NotingFile(path), 1 << 20) as file:
-        found = parquet_texts(file, "text", str(path), lambda *_: None)
-        assert next(found) == texts[0]
+        documents = parquet_texts(file, "text", str(path), lambda *_: None)
+        assert next(documents) == texts[0]
         assert sum(reads) < 4 << 20 < path.stat().st_size
-        assert list(found) == texts[1:]
+        assert list(documents) == texts[1:]
         assert max(reads) <= 2 << 20
 
 
@@ -228,8 +228,8 @@ def test_a_json_value_that_is_not_text_is_a_bad_row(value, row, tmp_path):
     ],
 )
 def test_the_other_rows_are_read(name, sample_by, content, texts, listed, tmp_path):
-    found, bad_rows = read(write(tmp_path / name, content), sample_by)
-    assert found == texts
+    documents, bad_rows = read(write(tmp_path / name, content), sample_by)
+    assert documents == texts
     assert list(dict.fromkeys(row.place for row in bad_rows.listed)) == [f"line {number}" for number in listed]
     assert all(problem in row.problem for problem, row in zip(listed.values(), bad_rows.listed, strict=False))
     number, problem = next(iter(listed.items()))
@@ -242,8 +242,8 @@ def test_a_parquet_value_that_is_not_utf_8_costs_its_row(tmp_path):
     texts = pa.array([b"text %d" % number for number in range(200)] + [b"\xff", None, b"last"])
     table = pa.table({"text": texts.cast(pa.string(), safe=False).view(pa.string())})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=50)  # whose rows are counted over all groups
-    found, bad_rows = read(tmp_path / "a.parquet")
-    assert found == [*(f"text {number}" for number in range(200)), "", "last"]
+    documents, bad_rows = read(tmp_path / "a.parquet")
+    assert documents == [*(f"text {number}" for number in range(200)), "", "last"]
     assert bad_rows.listed == [BadRow(f"{tmp_path}/a.parquet", "row 201", "the byte 0xff is not UTF-8")]
     with pytest.raises(InputError, match=r"a\.parquet must contain UTF-8 text; row 201"):
         read_file(tmp_path / "a.parquet")

@@ -17,8 +17,8 @@ RUSSIAN = "text,label\nЭто очень хороший продукт,a\n"  # n
     encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32"]),
 )
 def test_marked_text_and_utf8_come_back(content, encoding):
-    found = {"utf-16": "UTF-16", "utf-32": "UTF-32"}.get(encoding, "UTF-8")
-    assert decode_text(content.encode(encoding)) == (content, found)
+    expected = {"utf-16": "UTF-16", "utf-32": "UTF-32"}.get(encoding, "UTF-8")
+    assert decode_text(content.encode(encoding)) == (content, expected)
 
 
 @pytest.mark.parametrize("codec", ["utf-16", "utf-32"])
@@ -93,9 +93,9 @@ def test_a_zero_byte_in_a_text_is_to_be_removed(text, number, num_copies):
     lines = text.encode().splitlines(keepends=True)
     index = number % len(lines)
     lines[index] = b"\0" + lines[index]
-    rest = [] if num_copies == 1 else [b"long enough\n"]
+    other_lines = [] if num_copies == 1 else [b"long enough\n"]
     with pytest.raises(TextEncodingError, match=rf"^line {index + 1} has a zero byte") as caught:
-        decode_text(b"".join([*lines, *rest] * num_copies))
+        decode_text(b"".join([*lines, *other_lines] * num_copies))
     assert caught.value.hint == "The rest is text in UTF-8. Remove the zero bytes, for example with `tr -d '\\000'`."
 
 

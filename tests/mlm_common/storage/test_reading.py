@@ -49,9 +49,9 @@ def test_every_format(cloud, ending):
     assert list(corpus.documents("train")) == TEXTS
     name, num_bytes = f"{BUCKET}/texts/a.{ending}", len(CONTENTS[ending])
     checksum = google_crc32c.Checksum(CONTENTS[ending]).digest()
-    (found,) = corpus.record["data_files"]
-    assert isinstance(found.pop("generation"), int)
-    assert found == {"path": name, "num_bytes": num_bytes, "checksum": f"crc32c {base64.b64encode(checksum).decode()}"}
+    (record,) = corpus.record["data_files"]
+    assert isinstance(record.pop("generation"), int)
+    assert record == {"path": name, "num_bytes": num_bytes, "checksum": f"crc32c {base64.b64encode(checksum).decode()}"}
     partition_bytes = 300 if ending in ("txt", "jsonl") else num_bytes
     partitions = list(corpus.partitions("train", partition_bytes))
     assert len(partitions) == -(-num_bytes // partition_bytes)
@@ -73,8 +73,8 @@ def test_globs_match_what_they_match_in_a_folder(cloud, tmp_path_factory, names,
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("x", encoding="utf-8")
         cloud.put(f"folder/{name}", b"x")
-    found = glob.glob(f"{folder}/{pattern}{tail}", recursive=True)  # noqa: PTH207
-    expected = sorted({os.path.relpath(name, folder) for name in found if Path(name).is_file()})
+    paths = glob.glob(f"{folder}/{pattern}{tail}", recursive=True)  # noqa: PTH207
+    expected = sorted({os.path.relpath(name, folder) for name in paths if Path(name).is_file()})
     assert [
         file.name.removeprefix(f"{BUCKET}/folder/") for file in find_stored_files(f"{BUCKET}/folder/{pattern}{tail}")
     ] == expected
