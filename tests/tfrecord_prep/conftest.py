@@ -18,4 +18,4 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def prepare(source: Path, run: Run) -> Run:
     """Run the command with an output folder and more flags."""
-    return lambda output, *more: run(main, *flags(source, output), *more)
+    return lambda output, *extra_flags: run(main, *flags(source, output), *extra_flags)

@@ -36,8 +36,8 @@ def tokenizers_parallelism(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
 
 
-def local_bytes(source: Path, folder: Path, *more: str) -> dict[str, bytes]:
-    assert main(flags(source, folder, *more)) == 0
+def local_bytes(source: Path, folder: Path, *extra_flags: str) -> dict[str, bytes]:
+    assert main(flags(source, folder, *extra_flags)) == 0
     return contents(folder)
 
 
@@ -51,9 +51,9 @@ def test_two_processes_write_the_bytes_of_the_local_run(tmp_path):
     source = write_source(tmp_path)
     with (source / "docs.jsonl").open("ab") as docs:
         docs.write(b'{"text": 17}\n{"text": "last"}\n')
-    more = ["--chunking", "segment_pairs", "--on-bad-row", "skip"]
-    assert main(flags(source, tmp_path / "beam", *more, *TWO_PROCESSES)) == 0
-    assert contents(tmp_path / "beam") == local_bytes(source, tmp_path / "local", *more)
+    extra_flags = ["--chunking", "segment_pairs", "--on-bad-row", "skip"]
+    assert main(flags(source, tmp_path / "beam", *extra_flags, *TWO_PROCESSES)) == 0
+    assert contents(tmp_path / "beam") == local_bytes(source, tmp_path / "local", *extra_flags)
     assert read_manifest(str(tmp_path / "beam" / "train")).bad_rows.num_rows == 1
 
 

@@ -16,11 +16,11 @@ TEXTS = st.lists(
 
 def seen_in_a_set(documents: Sequence[str]) -> list[bool]:
     """Look each hash up among those before it."""
-    seen, found = {bytes(HASH_BYTES)}, []
+    seen, flags = {bytes(HASH_BYTES)}, []
     for digest in map(hash_document, documents):
-        found.append(digest in seen and any(digest))
+        flags.append(digest in seen and any(digest))
         seen.add(digest)
-    return found
+    return flags
 
 
 @given(TEXTS)
@@ -54,8 +54,8 @@ def test_partitions_keep_their_flags(parts, tmp_path_factory):
         for name, documents in zip(names[str(key)], partitions, strict=True):
             write_hashes(str(folder / name.split("/")[0]), name.split("/")[1], documents)
     expected = iter(seen_in_a_set([text for partitions in parts for documents in partitions for text in documents]))
-    found = find_duplicates({key: [f"{folder}/{name}" for name in of_key] for key, of_key in names.items()})
+    duplicates = find_duplicates({key: [f"{folder}/{name}" for name in of_key] for key, of_key in names.items()})
     for key, partitions in enumerate(parts):
         for index, documents in enumerate(partitions):
             flags = [next(expected) for _ in documents]
-            assert list(found.get(str(key), {}).get(index, b"")) == (flags if any(flags) else [])
+            assert list(duplicates.get(str(key), {}).get(index, b"")) == (flags if any(flags) else [])

@@ -25,17 +25,17 @@ texts_strategy = st.lists(st.sampled_from(PARTS), max_size=30).map("".join)
 
 def documents_of(name: str, documents: Sequence[str]) -> list[list[int]]:
     """Encode the documents, and put the ids of each that has any together from all batches."""
-    found: list[list[int]] = [[]]
+    ids_of_documents: list[list[int]] = [[]]
     num_documents = 0
     for batch in encode_documents(PLAIN_JSON[name], documents):
         assert (batch.ids.dtype, batch.document_ends.dtype) == (np.int32, np.int64)
         num_documents += batch.num_documents
         first, *others = np.split(batch.ids, batch.document_ends)
-        found[-1] += first.tolist()
-        found += [ids.tolist() for ids in others]
+        ids_of_documents[-1] += first.tolist()
+        ids_of_documents += [ids.tolist() for ids in others]
     assert num_documents == len(documents)
-    assert found.pop() == []
-    return found
+    assert ids_of_documents.pop() == []
+    return ids_of_documents
 
 
 def expected_of(name: str, documents: Sequence[str]) -> list[list[int]]:

@@ -34,9 +34,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tokenizer(tmp_path_factory.mktemp("wordpiece"))
 
 
-def flags(pattern: str, tokenizer: Path, output: Path, *more: str) -> list[str]:
+def flags(pattern: str, tokenizer: Path, output: Path, *extra_flags: str) -> list[str]:
     named = ["--data-files", pattern, "--tokenizer-name-or-path", str(tokenizer), "--output-dir", str(output)]
-    return [*named, "--shard-size", "50", "--num-workers", "1", *more]
+    return [*named, "--shard-size", "50", "--num-workers", "1", *extra_flags]
 
 
 def read_instances(folder: Path) -> list[Instance]:
@@ -51,7 +51,7 @@ def read_instances(folder: Path) -> list[Instance]:
 
 
 def in_order_of_files(made: list[Instance], num_files: int = 3) -> list[Instance]:
-    return [one for number in range(num_files) for one in made[number::num_files]]
+    return [instance for number in range(num_files) for instance in made[number::num_files]]
 
 
 def test_the_rows_are_those_of_before_the_masks_and_can_be_trained_on(tokenizer, tmp_path, capsys):

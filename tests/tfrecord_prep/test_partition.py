@@ -72,11 +72,11 @@ def test_tokens_in_are_tokens_written_for_any_partitions(chunking, documents, ma
 def test_sidecar_tells_what_was_written(tmp_path):
     result = build_partition(7, ["5 6 7", "", "unheard 5"], split_work(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == {"dataset-00007-00000-1.tfrecord", "partition-00007.json"}
-    found = read_sidecar(str(tmp_path), "partition-00007.json")
-    assert found is not None
-    assert (found.index, found.sha256, found.shards, found.totals) == (7, SHA256, result.shards, result.totals)
-    assert np.flatnonzero(found.id_counts).tolist() == [5, 6, 7]  # the unknown token does not count
-    assert found.id_counts.tolist() == result.id_counts.tolist()
+    sidecar = read_sidecar(str(tmp_path), "partition-00007.json")
+    assert sidecar is not None
+    assert (sidecar.index, sidecar.sha256, sidecar.shards, sidecar.totals) == (7, SHA256, result.shards, result.totals)
+    assert np.flatnonzero(sidecar.id_counts).tolist() == [5, 6, 7]  # the unknown token does not count
+    assert sidecar.id_counts.tolist() == result.id_counts.tolist()
     (tmp_path / "partition-00007.json").write_text("{}", encoding="utf-8")
     assert read_sidecar(str(tmp_path), "partition-00007.json") is None
 

@@ -34,9 +34,9 @@ def tokenizer(source: Path) -> PreTrainedTokenizerFast:
 
 
 def test_two_workers_write_the_same_without_tensorflow(source, tmp_path):
-    more = ["--validation-percent", "20", "--chunking", "packed"]
-    main(flags(source, tmp_path / "one", *more))
-    arguments = flags(source, tmp_path / "two", *more, "--num-workers", "2")
+    extra_flags = ["--validation-percent", "20", "--chunking", "packed"]
+    main(flags(source, tmp_path / "one", *extra_flags))
+    arguments = flags(source, tmp_path / "two", *extra_flags, "--num-workers", "2")
     environment = os.environ | {"PYTHONPROFILEIMPORTTIME": "1"}  # of the workers too
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *arguments], env=environment, capture_output=True, encoding="utf-8", timeout=120
@@ -74,8 +74,8 @@ def test_three_splits_in_one_command(source, tmp_path, tokenizer, run):
         assert f"  tokens              {totals.num_tokens:,}\n  rows                {totals.num_rows:,}" in shown
         stream = list(chain.from_iterable(read_rows(tmp_path / split)))
         texts += tokenizer.decode(stream, clean_up_tokenization_spaces=False).split("[CLS]")
-    found = [text.removesuffix("[SEP]").strip() for text in texts if text]
-    assert sorted(found) == sorted(text for text in DOCUMENTS if text.strip())
+    documents = [text.removesuffix("[SEP]").strip() for text in texts if text]
+    assert sorted(documents) == sorted(text for text in DOCUMENTS if text.strip())
 
 
 def test_the_default_corpus_is_that_of_the_tokenizer(source, tmp_path, run, caplog):
@@ -130,7 +130,7 @@ def test_a_damaged_record_of_the_tokenizer_is_one_line(source, tmp_path_factory,
     record = data.draw(st.sampled_from([{"corpus": corpus}, {"sources": {"a": corpus}, "source_weights": {"a": 1.0}}]))
     (folder / "tokenizer" / "training.json").write_bytes(data.draw(damaged(record)))
     command = flags(source, folder / "out", "--dry-run", tokenizer=folder / "tokenizer", corpus=())
-    found = run(main, *command)
-    if found.status:
-        assert re.match(r"error: .", found.refusal)
-        assert "\n" not in found.error
+    outcome = run(main, *command)
+    if outcome.status:
+        assert re.match(r"error: .", outcome.refusal)
+        assert "\n" not in outcome.error

@@ -35,7 +35,7 @@ def ids_of(document: int, num_tokens: int) -> list[int]:
 
 def batches_of(lengths: Lengths, cuts: Sequence[int] = ()) -> list[TokenBatch]:
     """Make batches of documents, cut anywhere."""
-    ids = np.array([*chain.from_iterable(ids_of(n, sum(one)) for n, one in enumerate(lengths))], np.int32)
+    ids = np.array([*chain.from_iterable(ids_of(n, sum(document)) for n, document in enumerate(lengths))], np.int32)
     sentence_ends = np.array([*accumulate(chain.from_iterable(lengths))], np.int64)
     document_ends = np.array([*accumulate(map(sum, lengths))], np.int64)
     batches, places = [], [0, *sorted(cuts), len(ids)]
@@ -76,7 +76,7 @@ def test_everything_random_pairs_sentences_with_other_documents():
     pairs = cut([[5, 5, 5], [2, 2]], 13, short_share=0, random_share=1)
     assert [label for *_, label in pairs] == [1] * 5
     firsts = [ids_of(0, 15)[start : start + 5] for start in (0, 5, 10)] + [ids_of(1, 4)[:2], ids_of(1, 4)[2:]]
-    assert [one for one, _, _ in pairs] == firsts
+    assert [first for first, _, _ in pairs] == firsts
     # As long as fills the row, of the other document, from the begin of a sentence to the end of one.
     assert {tuple(other) for _, other, _ in pairs[:3]} <= {tuple(ids_of(1, 4)), tuple(ids_of(1, 4)[2:])}
     assert {len(other) for _, other, _ in pairs[3:]} <= {5, 8}
@@ -85,16 +85,16 @@ def test_everything_random_pairs_sentences_with_other_documents():
 def test_short_pairs():
     """All documents' pairs are as short as was drawn, between two tokens and a row, all as likely."""
     pairs = cut([[1] * 200] * 300, 13, short_share=1, random_share=0)
-    totals = np.array([len(one) + len(other) for one, other, _ in pairs])
+    totals = np.array([len(first) + len(second) for first, second, _ in pairs])
     chosen = {}
-    for (one, other, _), total in zip(pairs, totals, strict=True):
-        chosen.setdefault(one[0] // IDS_PER_DOCUMENT, total)
-        assert other[-1] % IDS_PER_DOCUMENT in (199, other[0] % IDS_PER_DOCUMENT + len(other) - 1)
+    for (first, second, _), total in zip(pairs, totals, strict=True):
+        chosen.setdefault(first[0] // IDS_PER_DOCUMENT, total)
+        assert second[-1] % IDS_PER_DOCUMENT in (199, second[0] % IDS_PER_DOCUMENT + len(second) - 1)
     counts = np.bincount([*chosen.values()], minlength=11)
     assert counts[:2].tolist() == [0, 0]
     assert counts[2:].min() > 300 / 9 / 2
     full = cut([[1] * 200] * 20, 13, short_share=0, random_share=0)
-    assert {len(one) + len(other) for one, other, _ in full} == {10}
+    assert {len(first) + len(second) for first, second, _ in full} == {10}
 
 
 def test_a_document_alone_has_no_random_pairs():
@@ -110,19 +110,19 @@ def test_any_pairs(data, lengths, max_length, rates):
     cuts = data.draw(st.lists(st.integers(0, sum(map(sum, lengths))), max_size=4))
     pairs = cut(lengths, max_length, cuts, **rule)
     assert pairs == cut(lengths, max_length, **rule)
-    for one, other, label in pairs:
-        assert one
-        assert other
-        assert len(one) + len(other) <= max_length - 3
-        for segment in (one, other):
+    for first, second, label in pairs:
+        assert first
+        assert second
+        assert len(first) + len(second) <= max_length - 3
+        for segment in (first, second):
             assert segment == [*range(segment[0], segment[0] + len(segment))]
             assert segment[0] // IDS_PER_DOCUMENT == segment[-1] // IDS_PER_DOCUMENT
-        is_same = one[0] // IDS_PER_DOCUMENT == other[0] // IDS_PER_DOCUMENT
+        is_same = first[0] // IDS_PER_DOCUMENT == second[0] // IDS_PER_DOCUMENT
         assert is_same == (label == 0)
         if is_same:
-            assert one[-1] < other[0]
+            assert first[-1] < second[0]
     # Every document is in a pair as the first, unless it is alone.
-    firsts = {one[0] // IDS_PER_DOCUMENT - 1 for one, _, _ in pairs}
+    firsts = {first[0] // IDS_PER_DOCUMENT - 1 for first, _, _ in pairs}
     assert firsts == set(range(len(lengths))) or len(lengths) == 1
 
 
@@ -134,7 +134,7 @@ def test_windows_depend_on_documents_alone(window_tokens, monkeypatch):
     num_tokens = sum(map(sum, lengths))
     for cuts in ([5, 9, 100], [*range(0, num_tokens, 3)], [num_tokens, num_tokens]):
         assert cut(lengths, 16, cuts) == pairs
-    distances = {abs(one[0] - other[0]) // IDS_PER_DOCUMENT for one, other, label in pairs if label}
+    distances = {abs(first[0] - second[0]) // IDS_PER_DOCUMENT for first, second, label in pairs if label}
     assert max(distances) <= 4 if window_tokens == 1 else max(distances) > 1
 
 
@@ -180,7 +180,7 @@ def test_a_partition_of_pairs(tmp_path):
         row = decode_feature(record, "input_ids").tolist()
         labels += decode_feature(record, "next_sentence_label").tolist()
         text = "".join(map(chr, row)).rstrip(chr(PAD))
-        segments = [tuple(map(ord, one)) for one in text.strip(chr(CLS)).split(chr(SEP))[:2]]
+        segments = [tuple(map(ord, segment)) for segment in text.strip(chr(CLS)).split(chr(SEP))[:2]]
         joined = {a + b for a in sentences for b in sentences}
         assert set(segments) <= sentences | joined
         # Which the tutorial's reader reads, too, and ours as rows of a masked language model.
@@ -195,11 +195,11 @@ def test_a_partition_of_pairs(tmp_path):
 
 def test_the_command_writes_pairs(pair_shards, run):
     source, out = pair_shards.parent, pair_shards
-    more = ("--chunking", "segment_pairs", "--validation-percent", "20")
+    pair_flags = ("--chunking", "segment_pairs", "--validation-percent", "20")
     manifest = read_manifest(str(out / "train"))
     assert (manifest.chunking, manifest.sentences_by) == ("segment_pairs", "punctuation")
     assert manifest.totals.num_rows > manifest.totals.num_random_pairs > 0
-    refused = run(main, *flags(source, out, *more, "--sentences-by", "line"))
+    refused = run(main, *flags(source, out, *pair_flags, "--sentences-by", "line"))
     assert "sentences_by is 'punctuation' there, but 'line' is requested" in refused.error
 
 

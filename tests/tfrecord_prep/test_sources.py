@@ -47,8 +47,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "sources.yaml"
 
 
-def mixed(source: Path, sources: Path, output: Path | str, *more: str) -> list[str]:
-    return flags(source, output, *more, corpus=("--sources", str(sources)))
+def mixed(source: Path, sources: Path, output: Path | str, *extra_flags: str) -> list[str]:
+    return flags(source, output, *extra_flags, corpus=("--sources", str(sources)))
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def documents_of(source: Path, folder: Path) -> list[str]:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(source / "tokenizer")
     ids = [token for row in read_rows(folder) for token in row]
     text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-    return [" ".join(one.removesuffix("[SEP]").split()) for one in text.split("[CLS]")[1:]]
+    return [" ".join(document.removesuffix("[SEP]").split()) for document in text.split("[CLS]")[1:]]
 
 
 def test_the_folder_of_each_source_is_that_of_a_corpus(source, sources, tmp_path):
@@ -72,9 +72,9 @@ def test_the_folder_of_each_source_is_that_of_a_corpus(source, sources, tmp_path
         name: MixtureSource(f"{name}/train", f"{name}/validation", weight) for name, weight in (("one", 3), ("two", 1))
     }
     held_out = {"one": ["--validation-percent", "20"], "two": ["--validation-files", f"{sources.parent}/held.txt"]}
-    for name, more in held_out.items():
+    for name, held_out_flags in held_out.items():
         files = ("--data-files", f"{sources.parent}/{name}.txt")
-        assert main(flags(source, tmp_path / name, *more, corpus=files)) == 0
+        assert main(flags(source, tmp_path / name, *held_out_flags, corpus=files)) == 0
         assert contents(tmp_path / name) == contents(tmp_path / "out" / name)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*NAMES, MIXTURE_NAME}
 
@@ -92,26 +92,28 @@ def test_each_text_is_kept_once_validation_first(source, sources, prepared):
     in_validation |= set(documents_of(source, prepared / "two" / "validation"))
     assert {" ".join(normalize("NFKC", text).split()) for text in held_out} - {""} <= in_validation
     manifests = [read_manifest(str(prepared.joinpath(*part))) for part in parts]
-    num_documents = sum(one.totals.num_documents + one.totals.num_duplicate_documents for one in manifests)
+    num_documents = sum(
+        manifest.totals.num_documents + manifest.totals.num_duplicate_documents for manifest in manifests
+    )
     assert num_documents == len(every) - 3  # each file ends in a line break
-    assert all(one.totals.num_duplicate_documents for one in manifests[1:])
-    assert [list(one.deduplicated) for one in manifests] == [
+    assert all(manifest.totals.num_duplicate_documents for manifest in manifests[1:])
+    assert [list(manifest.deduplicated) for manifest in manifests] == [
         ["/".join(part) for part in parts[:number]] for number in (1, 2, 3, 4)
     ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "more",
+    "runner_flags",
     [
         ("--num-workers", "2"),
         ("--runner", "DirectRunner", "--beam-options=--direct_running_mode=in_memory --direct_num_workers=1"),
     ],
     ids=["two workers", "Beam"],
 )
-def test_others_write_the_same(source, sources, prepared, tmp_path, more, monkeypatch):
+def test_others_write_the_same(source, sources, prepared, tmp_path, runner_flags, monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # undone after the test: a pipeline in this process sets it
-    assert main(mixed(source, sources, tmp_path / "out", "--drop-duplicates", *more)) == 0
+    assert main(mixed(source, sources, tmp_path / "out", "--drop-duplicates", *runner_flags)) == 0
     assert contents(tmp_path / "out") == contents(prepared)
 
 

@@ -47,10 +47,10 @@ def times(folder: Path, pattern: str = "dataset-*") -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob(pattern) if path.is_file()}
 
 
-def assert_same_as_fresh(prepare: Run, folder: Path, *more: object) -> None:
+def assert_same_as_fresh(prepare: Run, folder: Path, *extra_flags: object) -> None:
     """Run the command to its end in `folder/out`: it is then the same as in an empty folder."""
-    assert prepare(folder / "out", *more).status == 0
-    assert prepare(folder / "fresh", *(word for word in more if word != "--overwrite")).status == 0
+    assert prepare(folder / "out", *extra_flags).status == 0
+    assert prepare(folder / "fresh", *(word for word in extra_flags if word != "--overwrite")).status == 0
     assert contents(folder / "out") == contents(folder / "fresh")
 
 
@@ -63,8 +63,8 @@ def test_complete_folder_is_left_alone_but_for_remains(prepare, tmp_path):
     for name in ("plan.json", "partition-00001.json", ".manifest.json.0a.partial"):  # of a run killed at its end
         (out / "train" / name).write_text("{}", encoding="utf-8")
     no_influence = ["--trust-remote-code", "--seed", "3", "--streaming", "--on-bad-row", "skip"]
-    for more in ([], no_influence):  # there are no bad rows
-        assert "already complete with these settings" in prepare(out, *more).out
+    for extra_flags in ([], no_influence):  # there are no bad rows
+        assert "already complete with these settings" in prepare(out, *extra_flags).out
         assert times(out, "*") == before
     refused = prepare(out / "train")
     assert (
@@ -147,7 +147,7 @@ def leave_broken_plan(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "more", "message"),
+    ("spoil", "extra_flags", "message"),
     [
         (
             lambda _: None,
@@ -159,16 +159,16 @@ def leave_broken_plan(folder: Path) -> None:
         (leave_broken_plan, [], r"plan\.json must be a plan, a JSON object; .*Delete it to start again"),
     ],
 )
-def test_folder_in_the_way(prepare, tmp_path, spoil, more, message):
+def test_folder_in_the_way(prepare, tmp_path, spoil, extra_flags, message):
     prepare(tmp_path)
     spoil(tmp_path / "train")
     before = contents(tmp_path)
-    assert re.search(message, prepare(tmp_path, *more).refusal)
+    assert re.search(message, prepare(tmp_path, *extra_flags).refusal)
     assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("extra_flags", "message"),
     [
         ("--max-length 7", "--max-length must be at least 8"),
         ("--partition-bytes 10", "--partition-bytes must be at least 1,024"),
@@ -186,8 +186,8 @@ def test_folder_in_the_way(prepare, tmp_path, spoil, more, message):
         ),
     ],
 )
-def test_bad_input_is_one_line(prepare, tmp_path, more, message):
-    refused = prepare(tmp_path / "out", *more.split())
+def test_bad_input_is_one_line(prepare, tmp_path, extra_flags, message):
+    refused = prepare(tmp_path / "out", *extra_flags.split())
     assert (refused.status, message in refused.error) == (2, True), refused.err
     assert not (tmp_path / "out" / "validation" / "plan.json").exists()
     assert not (tmp_path / "out" / "validation" / "manifest.json").exists()

@@ -99,11 +99,13 @@ def tokenizer(tmp_path_factory) -> Path:
     return folder
 
 
-@given(found=st.lists(files(), min_size=1, max_size=5))
+@given(corpus_files=st.lists(files(), min_size=1, max_size=5))
 @settings(max_examples=15)
-def test_documents_are_those_of_an_independent_reader_or_there_is_one_line(found, tokenizer, tmp_path_factory, run):
+def test_documents_are_those_of_an_independent_reader_or_there_is_one_line(
+    corpus_files, tokenizer, tmp_path_factory, run
+):
     top = tmp_path_factory.mktemp("ugly")
-    for number, (name, content, _, _) in enumerate(found):
+    for number, (name, content, _, _) in enumerate(corpus_files):
         path = Path(top, "text", f"{number}", name)
         Path(top, "text", f"{number}", ".hidden").mkdir(parents=True)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,14 +114,14 @@ def test_documents_are_those_of_an_independent_reader_or_there_is_one_line(found
     rows = ["--tokenizer-name-or-path", tokenizer, "--max-length", 32, "--chunking", "documents"]
     prepared = run(prepare, *corpus, *rows, "--output-dir", top / "out")
     planned = run(train, *corpus, "--output-dir", top / "tok", "--dry-run")
-    texts = [text for *_, of_file, _ in found for text in of_file]
+    texts = [text for *_, of_file, _ in corpus_files for text in of_file]
     for outcome in (prepared, planned):
         assert outcome.status in (0, 2), outcome
         assert "Traceback" not in outcome.err
-    if not all(is_right for *_, is_right in found) or not texts:
+    if not all(is_right for *_, is_right in corpus_files) or not texts:
         event("refused")
         assert prepared.status == 2
-        named = [f"text/{number}/" for number, (*_, is_right) in enumerate(found) if not is_right]
+        named = [f"text/{number}/" for number, (*_, is_right) in enumerate(corpus_files) if not is_right]
         assert any(name in prepared.error for name in named) or not texts, prepared.error
         return
     assert (prepared.status, planned.status) == (0, 0), prepared.error
@@ -127,6 +129,6 @@ def test_documents_are_those_of_an_independent_reader_or_there_is_one_line(found
     ids = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     documents: Counter[str] = Counter()
     for row in read_rows(top / "out" / "train"):
-        words = [str(ids.id_to_token(one)) for one in row]
+        words = [str(ids.id_to_token(token_id)) for token_id in row]
         documents.update(" ".join(words).removeprefix("[CLS] ").removesuffix(" [SEP]").split(" [SEP] [CLS] "))
     assert documents == Counter(" ".join(text.split()) for text in texts)

@@ -43,26 +43,26 @@ def verify(run: Run) -> Run:
 
 @pytest.mark.parametrize("chunking", CHUNKINGS)
 def test_right_folders(prepared, verify, chunking):
-    found = verify(prepared / chunking, 1 + (chunking == "concat"))
-    assert found.status == 0
-    for line, split in zip(found.out.splitlines(), ("train", "validation"), strict=True):
+    outcome = verify(prepared / chunking, 1 + (chunking == "concat"))
+    assert outcome.status == 0
+    for line, split in zip(outcome.out.splitlines(), ("train", "validation"), strict=True):
         totals = read_manifest(str(prepared / chunking / split)).totals
         assert line.startswith(f"{prepared / chunking / split}: correct. Checked ")
         assert f" {totals.num_rows:,} rows, {totals.num_tokens:,} tokens: " in line
-    assert verify(prepared / chunking / "validation").out == found.out.splitlines(keepends=True)[1]
+    assert verify(prepared / chunking / "validation").out == outcome.out.splitlines(keepends=True)[1]
 
 
 def test_folder_on_cloud_storage(prepared, cloud, verify):
     for path in (prepared / "documents").rglob("*"):
         if path.is_file():
             cloud.put(f"run/{path.relative_to(prepared / 'documents')}", path.read_bytes())
-    found = verify("gs://test-bucket/run")
-    assert (found.status, found.out.count("correct.")) == (0, 2)
+    outcome = verify("gs://test-bucket/run")
+    assert (outcome.status, outcome.out.count("correct.")) == (0, 2)
 
 
 def test_no_preparation(tmp_path, verify):
-    found = verify(tmp_path)
-    assert (found.status, "--verify needs the --output-dir of a preparation" in found.error) == (2, True)
+    outcome = verify(tmp_path)
+    assert (outcome.status, "--verify needs the --output-dir of a preparation" in outcome.error) == (2, True)
 
 
 Rows = np.ndarray
@@ -192,6 +192,6 @@ IS_RIGHT, IS_NOT = b'"strip_right": true', b'"strip_right": false'
 )
 def test_every_difference_is_found(folder, verify, spoil, arguments, problem):
     spoil(folder, *arguments)
-    found = verify(folder)
-    assert (found.status, found.error[:7]) == (1, "error: ")
-    assert re.search(problem, found.error), found.error
+    outcome = verify(folder)
+    assert (outcome.status, outcome.error[:7]) == (1, "error: ")
+    assert re.search(problem, outcome.error), outcome.error
