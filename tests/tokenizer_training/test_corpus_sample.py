@@ -51,9 +51,9 @@ NUM_BYTES = sum(map(len, DOCUMENTS))
 
 
 def sampled(
-    documents: Iterable[str], max_bytes: int, seed: int = 0, hold_out: bool = False, **more: int
+    documents: Iterable[str], max_bytes: int, seed: int = 0, hold_out: bool = False, **other_limits: int
 ) -> CorpusSample:
-    limits = {"max_distinct_characters": 10**9, "num_processes": 1} | more
+    limits = {"max_distinct_characters": 10**9, "num_processes": 1} | other_limits
     return sample_corpus(documents, CONFIG, max_bytes=max_bytes, seed=seed, hold_out=hold_out, **limits)
 
 
@@ -90,14 +90,14 @@ def test_held_out_passages_are_not_counted():
 @given(PASSAGES, st.integers(0, 60), st.sampled_from([0.0, 0.3, 1.0]), st.integers(0, 9))
 def test_passages_are_held_out_or_pass(passages, max_bytes, share, seed):
     held_out = HeldOut(random.Random(seed), max_bytes, share)
-    rest = list(held_out.others(passages))
+    others = list(held_out.others(passages))
     assert size(held_out.passages) <= max_bytes
-    assert Counter(rest) + Counter(held_out.passages) == Counter(passages)
+    assert Counter(others) + Counter(held_out.passages) == Counter(passages)
     remaining = iter(passages)
     assert all(passage in remaining for passage in held_out.passages), "in the order of the text"
     assert all(passage.strip() for passage in held_out.passages)
     if share == 0:
-        assert rest == passages
+        assert others == passages
 
 
 def test_held_out_passages_are_from_all_over_the_text():
@@ -317,6 +317,6 @@ def test_sentencepiece_refuses_every_piece_across_a_cut(tmp_path):
         # In a process of its own: what it logs depends on what others in the same process asked for.
         program = f"import sentencepiece; sentencepiece.SentencePieceTrainer.train(**{options!r})"
         trained = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=True)
-        found = re.search(r"skipped (\d+) seed", trained.stderr)
-        assert found, trained.stderr
-        assert int(found[1]) == num_refused
+        match = re.search(r"skipped (\d+) seed", trained.stderr)
+        assert match, trained.stderr
+        assert int(match[1]) == num_refused

@@ -58,7 +58,7 @@ def folder(texts, tmp_path_factory) -> Path:
 def encoded(folder: Path, texts: list[str]) -> list[list[str]]:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
     ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    return [[tokenizer.id_to_token(one) for one in of_text] for of_text in ids]
+    return [[tokenizer.id_to_token(token_id) for token_id in of_text] for of_text in ids]
 
 
 def test_figures_are_those_of_a_direct_computation(folder, texts):
@@ -66,7 +66,7 @@ def test_figures_are_those_of_a_direct_computation(folder, texts):
     every = {"all": [text for of_source in texts.values() for text in of_source]} | texts
     for name, of_source in every.items():
         held_out = report["held_out"] if name == "all" else report["sources"][name]["held_out"]
-        tokens = Counter(token for one in encoded(folder, of_source) for token in one)
+        tokens = Counter(token for of_text in encoded(folder, of_source) for token in of_text)
         num_tokens = sum(tokens.values())
         num_bytes = sum(count for token, count in tokens.items() if token.startswith("<0x"))
         expected = {
@@ -83,9 +83,9 @@ def test_figures_are_those_of_a_direct_computation(folder, texts):
 
 def test_each_source_has_the_figure_that_suits_its_script(folder, texts, run):
     report = json.loads((folder / "tokenizer" / "report.json").read_text(encoding="utf-8"))
-    found = {(row["source"], row["has_spaces"]): row for row in report["fit"]}
-    assert set(found) == {("en", True), ("zh", False), ("mixed", True), ("mixed", False), ("little", True)}
-    for (source, has_spaces), row in found.items():
+    rows = {(row["source"], row["has_spaces"]): row for row in report["fit"]}
+    assert set(rows) == {("en", True), ("zh", False), ("mixed", True), ("mixed", False), ("little", True)}
+    for (source, has_spaces), row in rows.items():
         of_group = [text for text in texts[source] if (" " in text) == has_spaces]
         num_tokens = sum(map(len, encoded(folder, of_group)))
         ratio = num_tokens / sum(len(text.split()) for text in of_group)
@@ -95,7 +95,7 @@ def test_each_source_has_the_figure_that_suits_its_script(folder, texts, run):
         assert {key: row[key] for key in row if "per" in key} == pytest.approx(value)
     # The same command again prints no report; the one of the file is what was printed.
     shown = run(compare, folder / "tokenizer", "--data-files", folder / "zh-validation.jsonl").out
-    assert f" {found['zh', False]['characters_per_token']:.2f} |" in shown
+    assert f" {rows['zh', False]['characters_per_token']:.2f} |" in shown
 
 
 @pytest.mark.parametrize(

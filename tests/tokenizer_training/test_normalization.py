@@ -87,8 +87,8 @@ def test_idempotent_and_word_by_word(config):
 def test_nfkc_is_unicode_s(text):
     separated = re.sub(r"[\s\x00-\x1f\x7f-\x9f\ufeff▁]+", " ", unicodedata.normalize("NFKC", text)).rstrip(" ")
     # The library knows an older or newer Unicode than this Python: letters that one of them lacks may differ.
-    known = all(unicodedata.category(character) != "Cn" for character in text)
-    assert not known or normalized(text, replace_quotes=False) == separated
+    is_assigned = all(unicodedata.category(character) != "Cn" for character in text)
+    assert not is_assigned or normalized(text, replace_quotes=False) == separated
 
 
 def test_words_are_marked_at_their_begin():

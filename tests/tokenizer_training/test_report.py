@@ -126,7 +126,7 @@ def drawn(monkeypatch) -> list[str]:
     texts: list[str] = []
 
     def image(figure: Any, *_: Any) -> bytes:
-        texts[:] = [one.get_text() for one in figure.findobj(Text) if one.get_text()]
+        texts[:] = [text.get_text() for text in figure.findobj(Text) if text.get_text()]
         return b""
 
     monkeypatch.setattr("tokenizer_training.report.image_of", image)

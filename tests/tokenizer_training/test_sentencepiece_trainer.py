@@ -38,7 +38,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
 
 def children() -> set[int]:
     """List the processes that train for this one."""
-    found = set()
+    pids = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
@@ -46,8 +46,8 @@ def children() -> set[int]:
         except OSError:  # it has ended
             continue
         if parent == os.getpid() and "train_model" in command:
-            found.add(int(folder.name))
-    return found
+            pids.add(int(folder.name))
+    return pids
 
 
 @pytest.mark.parametrize("num_pieces", [len(CHARACTERS) + 1, 777])
@@ -129,9 +129,9 @@ def seeds(segments: dict[str, int], max_pieces: int = 10**6) -> list[tuple[str, 
 @given(SEGMENTS_STRATEGY)
 @settings(max_examples=150)
 def test_pieces_and_counts_are_those_of_a_count_one_by_one(segments):
-    found = seeds(segments)
-    assert len(dict(found)) == len(found), "a piece comes twice"
-    assert dict(found) == counted_one_by_one(segments)
+    pieces = seeds(segments)
+    assert len(dict(pieces)) == len(pieces), "a piece comes twice"
+    assert dict(pieces) == counted_one_by_one(segments)
 
 
 @given(SEGMENTS_STRATEGY, st.integers(1, 20))

@@ -23,10 +23,10 @@ def test_a_source_too_small_for_its_validation_split_is_named_before_others_are_
     small = write_lines(tmp_path / "en.txt", [f"document {number}" for number in range(45)])
     (tmp_path / "de.txt.gz").write_bytes(b"not gzip")
     sources = ["--sources", f"en={small}", f"de={tmp_path}/de.txt.gz", "--output-dir", tmp_path / "out"]
-    more = ["--tokenizer-name-or-path", tmp_path / "tok"] if command is prepare else []
+    tokenizer_flags = ["--tokenizer-name-or-path", tmp_path / "tok"] if command is prepare else []
     if command is prepare:
         assert run(train, "--data-files", small, "--output-dir", tmp_path / "tok", "--num-workers", 1).status == 0
-    refused = run(command, *sources, *more, "--validation-percent", "0.01").refusal
+    refused = run(command, *sources, *tokenizer_flags, "--validation-percent", "0.01").refusal
     assert (
         "--sources en: A split must have text; `validation` has none, because --validation-percent 0.01 drew none"
         in refused

@@ -38,9 +38,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "sources.yaml"
 
 
-def arguments(sources: Path, output: Path, *more: str) -> list[str]:
+def arguments(sources: Path, output: Path, *extra_flags: str) -> list[str]:
     sizes = ["--vocab-size", "900", "--num-workers", "1"]
-    return ["--sources", str(sources), "--output-dir", str(output), *sizes, *more]
+    return ["--sources", str(sources), "--output-dir", str(output), *sizes, *extra_flags]
 
 
 def report_of(folder: Path) -> dict:
@@ -56,16 +56,16 @@ def test_the_report_has_figures_of_each_source(sources, tmp_path, run):
     assert num_bytes["large"] == sources.with_name("large.txt").stat().st_size - 2699  # the line breaks
     assert reports[0]["small"]["share"] == pytest.approx(num_bytes["small"] / sum(num_bytes.values()))
     ratio = num_bytes["large"] / num_bytes["small"]
-    times = [one["small"]["times_counted"] for one in reports]
+    times = [report["small"]["times_counted"] for report in reports]
     assert times == [pytest.approx(1, abs=0.1), pytest.approx(ratio, rel=0.1)]
     assert reports[1]["small"]["share"] == reports[1]["large"]["share"] == 0.5
     words, bytes_ = (
-        [one["small"]["held_out"][figure] for one in reports] for figure in ("tokens_per_word", "bytes_per_token")
+        [report["small"]["held_out"][figure] for report in reports] for figure in ("tokens_per_word", "bytes_per_token")
     )
     assert words[1] < words[0] - 0.1  # more of the tokens are Greek
     assert bytes_[1] > bytes_[0]
     assert reports[1]["large"]["held_out"]["tokens_per_word"] > reports[0]["large"]["held_out"]["tokens_per_word"]
-    assert [one["held_out"]["part"] for one in reports[0].values()] == ["train, held out", "validation"]
+    assert [source["held_out"]["part"] for source in reports[0].values()] == ["train, held out", "validation"]
     assert f"small: {words[1]:.2f} tokens per word, {bytes_[1]:.2f} bytes per token, 0.0000% unknown;" in alike.out
     assert "note        No text of large is set aside" in alike.out
 
@@ -80,7 +80,7 @@ def test_weights_and_record(sources, tmp_path, run):
     assert report_of(tmp_path / "out")["sources"]["small"]["share"] == 0.75
     record = json.loads((tmp_path / "out" / "training.json").read_text(encoding="utf-8"))
     assert (record["source_weights"], record["sampling_alpha"]) == (weights, None)
-    assert [one["settings"]["data_files"] for one in record["sources"].values()] == [
+    assert [source["settings"]["data_files"] for source in record["sources"].values()] == [
         [str(sources.with_name(f"{name}.txt"))] for name in weights
     ]
     written = (tmp_path / "out" / "training.json").stat().st_mtime_ns
@@ -146,7 +146,7 @@ def test_each_source_has_its_share(parts):
         for number, (counts, num_bytes, _) in enumerate(parts)
     }
     combined, inputs = combine_samples(samples, shares, 100)
-    times = {name: one["times_counted"] for name, one in inputs.items()}
+    times = {name: entry["times_counted"] for name, entry in inputs.items()}
     assert min(times.values()) == pytest.approx(1)
     weighted = {name: times[name] * parts[int(name)][1] for name in samples}
     assert [weighted[name] / sum(weighted.values()) for name in samples] == pytest.approx(list(shares.values()))

@@ -60,9 +60,9 @@ def plain_text(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
     return plain_text_backend(tokenizer)
 
 
-def arguments(corpus_file: Path, folder: Path | str, *more: str) -> list[str]:
+def arguments(corpus_file: Path, folder: Path | str, *extra_flags: str) -> list[str]:
     flags = ["--data-files", str(corpus_file), "--vocab-size", str(VOCAB_SIZE), "--num-workers", "1"]
-    return [*flags, "--output-dir", str(folder), *more]
+    return [*flags, "--output-dir", str(folder), *extra_flags]
 
 
 def test_folder_as_other_programs_see_it(trained_folder):
@@ -152,21 +152,21 @@ def test_runs_give_the_same_bytes(tmp_path):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("\n".join(generated_lines(18_000, num_words=5_000)) + "\n語 ﬁ é\n", encoding="utf-8")
     extra = ["--max-bytes", "1000000", "--extra-special-tokens", "[ENT]", "[B]", "--pad-vocab-to-multiple-of", "128"]
-    here, there = tmp_path / "here", tmp_path / "there"
-    assert main(arguments(corpus, here, *extra)) == 0
-    more = ["--num-workers", "2", "--batch_size", "7"]
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert main(arguments(corpus, first, *extra)) == 0
+    worker_flags = ["--num-workers", "2", "--batch_size", "7"]
     (tmp_path / "matplotlibrc").write_text("lines.linewidth: 7\nfigure.facecolor: red\n", encoding="utf-8")
     notebook = {"MPLBACKEND": "module://matplotlib_inline.backend_inline", "MATPLOTLIBRC": f"{tmp_path}/matplotlibrc"}
     result = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments(corpus, there, *extra, *more)],
+        [sys.executable, str(SCRIPT), *arguments(corpus, second, *extra, *worker_flags)],
         env=os.environ | notebook | {"PYTHONHASHSEED": "7"},
         capture_output=True,
         encoding="utf-8",
     )
     assert result.returncode == 0, result.stderr
-    assert sorted(contents(here)) == FILES
-    assert contents(here) == contents(there)
-    record = json.loads((here / "report.json").read_text(encoding="utf-8"))["input"]
+    assert sorted(contents(first)) == FILES
+    assert contents(first) == contents(second)
+    record = json.loads((first / "report.json").read_text(encoding="utf-8"))["input"]
     assert record["sampling_rate"] <= 0.5
     assert record["num_bytes"] > 1_100_000 > 1_000_000 > record["num_sampled_bytes"] > 400_000
 
@@ -182,8 +182,8 @@ def test_tokenizer_of_other_settings_is_not_replaced(trained_folder, corpus_file
     assert contents(folder) == contents(trained_folder)
 
     no_influence = ("--on-bad-row", "skip", "--streaming", "--trust-remote-code")  # there are no bad rows
-    for more in ((), no_influence):
-        assert main(arguments(corpus_file, folder, "--dry-run", *more)) == 0, "made with these settings"
+    for extra_flags in ((), no_influence):
+        assert main(arguments(corpus_file, folder, "--dry-run", *extra_flags)) == 0, "made with these settings"
     (folder / "training.json").unlink()
     assert main(arguments(corpus_file, folder, "--dry-run")) == 0, "killed while it was saved, it may be trained again"
     (folder / "report.json").unlink()
@@ -266,6 +266,6 @@ def test_a_damaged_record_is_one_line_or_the_same_record(trained_folder, corpus_
     folder = tmp_path_factory.mktemp("damaged") / "tokenizer"
     shutil.copytree(trained_folder, folder)
     (folder / "training.json").write_bytes(data.draw(damaged(record)))
-    found = run(main, *arguments(corpus_file, folder, "--dry-run"))
-    if found.status:
-        assert re.match(rf"error: .*{folder}.* --overwrite", found.refusal)
+    outcome = run(main, *arguments(corpus_file, folder, "--dry-run"))
+    if outcome.status:
+        assert re.match(rf"error: .*{folder}.* --overwrite", outcome.refusal)

@@ -65,9 +65,9 @@ def test_line_of_50_mb_without_spaces(tmp_path):
     command += ["--output-dir", str(tmp_path / "out")]
     result = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=200)
     assert result.returncode == 0, result.stderr
-    found = re.search(r"peak memory ([\d.]+) GB", result.stderr)
-    assert found
-    assert float(found[1]) < 0.6
+    match = re.search(r"peak memory ([\d.]+) GB", result.stderr)
+    assert match
+    assert float(match[1]) < 0.6
     report = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
     assert report["vocabulary_size"] == 400
     assert report["input"]["num_documents"] == 1

@@ -32,9 +32,9 @@ def tokens_of(tokenizer: PreTrainedTokenizerFast, text: str) -> list[str]:
 
 
 def number_in(message: str) -> int:
-    found = re.search(r"[\d,]+\d", message)
-    assert found
-    return int(found[0].replace(",", ""))
+    match = re.search(r"[\d,]+\d", message)
+    assert match
+    return int(match[0].replace(",", ""))
 
 
 def test_largest_and_smallest_vocabulary_of_the_errors_can_be_had():
