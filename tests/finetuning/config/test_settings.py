@@ -68,7 +68,8 @@ OTHER_FLAGS = "--dropout 0.1 --gradient-checkpointing --num-epochs 2 --no-load-b
 def test_a_run_keeps_its_identity(config_class, task_flags, sha256):
     """A run of an earlier version resumes only if this hash stays."""
     config, other = (
-        parse_finetuning_config(config_class, f"{FLAGS} {task_flags} {more}".split(), "") for more in ("", OTHER_FLAGS)
+        parse_finetuning_config(config_class, f"{FLAGS} {task_flags} {other_flags}".split(), "")
+        for other_flags in ("", OTHER_FLAGS)
     )
     assert fingerprint_sha256(config.identity()) == fingerprint_sha256(other.identity()) == sha256
     assert config.as_dict() != other.as_dict()

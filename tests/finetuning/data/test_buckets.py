@@ -89,8 +89,8 @@ def test_rows_of_a_group_are_in_different_batches():
     made = training_batches(lengths, (4,), batch_rows=8, seed=1, first=0, num_batches=6, groups=groups)
     assert sorted(made.rows[made.rows >= 0]) == list(range(41))
     for batch in made.rows:
-        found = groups[batch[batch >= 0]]
-        assert len(set(found.tolist())) == len(found)
+        batch_groups = groups[batch[batch >= 0]]
+        assert len(set(batch_groups.tolist())) == len(batch_groups)
     same = training_batches(lengths, (4,), batch_rows=8, seed=1, first=0, num_batches=6, groups=groups * 0)
     assert sorted(same.rows[same.rows >= 0]) == list(range(41))
 
@@ -128,15 +128,15 @@ def test_fitted_lengths(counts, expected):
     st.sampled_from([0, 100, buckets.TOKENS_OF_PROGRAM]),
     st.sampled_from([1, 2, 3, MAX_LENGTHS]),
 )
-def test_no_lengths_are_better(counts, more, tokens_of_program, most):
+def test_no_lengths_are_better(counts, margin, tokens_of_program, most):
     """They ascend, the last covers all rows, those in use are few enough, and each other choice costs as much."""
     row_lengths = np.repeat(*map(np.array, zip(*counts, strict=True)))
-    max_length = int(row_lengths.max()) + more
+    max_length = int(row_lengths.max()) + margin
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(buckets, "TOKENS_OF_PROGRAM", tokens_of_program)
         patch.setattr(buckets, "MAX_LENGTHS", most)
         lengths = fitted_lengths(row_lengths, max_length)
-        choices = [one for one in lengths_to_choose_from(row_lengths, max_length) if len(one) <= most + 1]
+        choices = [choice for choice in lengths_to_choose_from(row_lengths, max_length) if len(choice) <= most + 1]
 
     def cost(chosen: list[int]) -> int:
         used = np.unique(bucket_of_rows(row_lengths, chosen))
@@ -146,5 +146,5 @@ def test_no_lengths_are_better(counts, more, tokens_of_program, most):
     assert lengths[-1] == max_length
     assert len(np.unique(bucket_of_rows(row_lengths, lengths))) <= most
     assert cost(lengths) == min(
-        cost(one) for one in choices if len(np.unique(bucket_of_rows(row_lengths, one))) <= most
+        cost(choice) for choice in choices if len(np.unique(bucket_of_rows(row_lengths, choice))) <= most
     )

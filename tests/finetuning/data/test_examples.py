@@ -73,7 +73,7 @@ def test_diagnostics_of_the_hub_are_another_configuration(monkeypatch):
     monkeypatch.setattr("finetuning.data.glue.read_hub_tables", read)
     parts = read_splits(ClassificationData(task_name="mnli", do_predict=True))
     assert asked == [("nyu-mll/glue", "mnli", None), ("nyu-mll/glue", "ax", None)]
-    assert {name: one.name for name, one in parts.tests.items()} == {
+    assert {name: examples.name for name, examples in parts.tests.items()} == {
         "mnli": "mnli test_matched",
         "mnli-mm": "mnli test_mismatched",
         "mnli-ax": "ax test",

@@ -67,16 +67,16 @@ def test_a_row_may_have_several_texts():
     )
     assert (rows.num_rows, rows.lengths.tolist()) == (2, [2, 2])
     features = {**FEATURES, "attention_mask": Feature((2, None))}  # type: ignore[arg-type]
-    batches, found = Batches(np.array([[1, -1, 0, -1]], np.int32), np.array([3], np.int32)), []
+    batches, padded = Batches(np.array([[1, -1, 0, -1]], np.int32), np.array([3], np.int32)), []
     for host in range(2):
         context = tf.distribute.InputContext(2, host, num_replicas_in_sync=2)
-        found += list(batches_of_rows(rows, batches, features, context).as_numpy_iterator())
-    ids, masks = (np.concatenate([batch[name] for batch in found]) for name in ("input_ids", "attention_mask"))
+        padded += list(batches_of_rows(rows, batches, features, context).as_numpy_iterator())
+    ids, masks = (np.concatenate([batch[name] for batch in padded]) for name in ("input_ids", "attention_mask"))
     padding = [[1, 1, 1], [1, 1, 1]]
     assert ids.tolist() == [[[20, 21, 1], [22, 1, 1]], padding, [[10, 11, 1], [12, 1, 1]], padding]
     none = [[0, 0, 0], [0, 0, 0]]
     assert masks.tolist() == [[[1, 1, 0], [1, 0, 0]], none, [[1, 1, 0], [1, 0, 0]], none]
-    assert np.concatenate([batch["index"] for batch in found]).tolist() == [1, -1, 0, -1]
+    assert np.concatenate([batch["index"] for batch in padded]).tolist() == [1, -1, 0, -1]
 
 
 def test_a_task_makes_its_rows():
@@ -118,5 +118,5 @@ def test_long_pairs_are_cut_to_the_same_tokens_before_they_are_encoded(make):
     expected = tokenizer(*columns, truncation="longest_first", max_length=max_length)["input_ids"]
     watched = Watched(tokenizer)
     rows = encode_texts(watched, columns, max_length=max_length, token_types=False)
-    assert [one.tolist() for one in np.split(rows.token_values["input_ids"], rows.starts[1:-1])] == expected
+    assert [ids.tolist() for ids in np.split(rows.token_values["input_ids"], rows.starts[1:-1])] == expected
     assert max(map(max, watched.pairs)) < 1_000 < max(map(len, columns[0]))

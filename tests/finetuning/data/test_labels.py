@@ -25,15 +25,15 @@ from mlm_common.errors import InputError
 def test_labels_are_found_and_encoded(values, problem_type, names, encoded):
     labels = find_labels(values, "a.csv", LabelReading())
     assert (labels.problem_type, labels.names) == (problem_type, names)
-    found = labels.encode(values, "a.csv")
+    targets = labels.encode(values, "a.csv")
     dtype = np.int32 if problem_type == "single_label_classification" else np.float32
-    assert (found.tolist(), found.dtype) == (encoded, dtype)
+    assert (targets.tolist(), targets.dtype) == (encoded, dtype)
 
 
 def test_the_order_of_a_model_that_knows_them_is_kept():
-    known = {0: "entailment", 1: "contradiction"}
-    assert find_labels([*known.values()], "", LabelReading(), known).names == ("entailment", "contradiction")
-    assert find_labels(["contradiction", "neutral"], "", LabelReading(), known).names == ("contradiction", "neutral")
+    id2label = {0: "entailment", 1: "contradiction"}
+    assert find_labels([*id2label.values()], "", LabelReading(), id2label).names == ("entailment", "contradiction")
+    assert find_labels(["contradiction", "neutral"], "", LabelReading(), id2label).names == ("contradiction", "neutral")
 
 
 MULTI: dict = {"problem_type": "multi_label_classification"}
@@ -94,25 +94,25 @@ def test_names_that_look_like_numbers_or_lists_are_classes():
 
 def test_labels_of_rows_to_predict_may_be_unknown():
     labels = find_labels(["a", "b"], "a.csv", LabelReading())
-    found = labels.encode_to_score(["b", "-1", None, "new", "a", "?", "newer", "new"], "b.csv")
-    assert found.is_labelled.tolist() == [True, False, False, True, True, False, True, True]
-    assert found.encoded[found.is_labelled].tolist() == [1, 2, 0, 3, 2]
-    assert found.unseen == ("new", "newer")
+    scored = labels.encode_to_score(["b", "-1", None, "new", "a", "?", "newer", "new"], "b.csv")
+    assert scored.is_labelled.tolist() == [True, False, False, True, True, False, True, True]
+    assert scored.encoded[scored.is_labelled].tolist() == [1, 2, 0, 3, 2]
+    assert scored.unseen == ("new", "newer")
     with pytest.raises(InputError, match=r"row 2 of b\.csv has 'B', but the training split has 'b'"):
         labels.encode_to_score(["a", "B"], "b.csv")
 
 
 def test_several_unseen_labels_of_rows_to_predict_are_more_columns():
     labels = find_labels([["a"], ["b"]], "a.csv", LabelReading())
-    found = labels.encode_to_score([["a", "new"], [], None, ["b"], ["?"]], "b.csv")
-    assert found.is_labelled.tolist() == [True, True, False, True, False]
-    assert found.encoded.tolist() == [[1, 0, 1], [0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 0, 0]]
+    scored = labels.encode_to_score([["a", "new"], [], None, ["b"], ["?"]], "b.csv")
+    assert scored.is_labelled.tolist() == [True, True, False, True, False]
+    assert scored.encoded.tolist() == [[1, 0, 1], [0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 0, 0]]
 
 
 def test_numbers_of_rows_to_predict_may_be_missing_but_not_wrong():
     labels = find_labels([0.5, 1.5], "a.csv", LabelReading())
-    found = labels.encode_to_score(["2.5", "n/a", None, "-1"], "b.csv")
-    assert (found.encoded.tolist(), found.is_labelled.tolist()) == ([2.5, 0, 0, -1], [True, False, False, True])
+    scored = labels.encode_to_score(["2.5", "n/a", None, "-1"], "b.csv")
+    assert (scored.encoded.tolist(), scored.is_labelled.tolist()) == ([2.5, 0, 0, -1], [True, False, False, True])
     with pytest.raises(InputError, match=r"must be a 32-bit number; row 2 of b\.csv has 'x'"):
         labels.encode_to_score(["1", "x"], "b.csv")
 
@@ -121,14 +121,14 @@ ODD = ("#N/A", "inf", "missing", ".", "#DIV/0!", "n/a", "k.A.", "?", "12 EUR", "
 
 
 @given(
-    numbers=st.lists(st.floats(-100, 100).map(lambda one: f"{one:.2f}"), min_size=4, max_size=30),
+    numbers=st.lists(st.floats(-100, 100).map(lambda number: f"{number:.2f}"), min_size=4, max_size=30),
     odd=st.sampled_from(ODD),
     place=st.integers(0, 100),
     has_comma=st.booleans(),
 )
 def test_one_odd_value_among_numbers_is_refused_with_its_row(numbers, odd, place, has_comma):
-    values = [one.replace(".", ",") for one in numbers] if has_comma else list(numbers)
-    assume(any(not float(one).is_integer() for one in numbers))
+    values = [number.replace(".", ",") for number in numbers] if has_comma else list(numbers)
+    assume(any(not float(number).is_integer() for number in numbers))
     row = place % (len(values) + 1)
     values.insert(row, odd)
     reading = LabelReading(decimal_separator="," if has_comma else ".")

@@ -76,16 +76,16 @@ def write_table(path: Path, encoding: str, columns: list[tuple[str, list[Any]]],
         try:
             arrays = [pyarrow.array(values) for _, values in columns]
         except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):  # values of several types
-            arrays = [pyarrow.array([None if one is None else str(one) for one in values]) for _, values in columns]
+            arrays = [pyarrow.array([None if cell is None else str(cell) for cell in values]) for _, values in columns]
         pyarrow.parquet.write_table(pyarrow.table(arrays, names=names), path)
         return arrays[-1].to_pylist()
     if path.suffix == ".jsonl":
         pairs = [
-            [f"{json.dumps(name)}: {json.dumps(one)}" for name, one in zip(names, row, strict=True)] for row in rows
+            [f"{json.dumps(name)}: {json.dumps(cell)}" for name, cell in zip(names, row, strict=True)] for row in rows
         ]
-        text = "".join(f"{{{', '.join(one)}}}\n" for one in pairs)
+        text = "".join(f"{{{', '.join(fields)}}}\n" for fields in pairs)
     elif path.suffix == ".tsv":
-        text = "\n".join("\t".join("" if one is None else str(one) for one in row) for row in (names, *rows))
+        text = "\n".join("\t".join("" if cell is None else str(cell) for cell in row) for row in (names, *rows))
     else:
         stream = io.StringIO()
         csv.writer(stream, delimiter=delimiter).writerows([names, *rows])
@@ -159,7 +159,7 @@ def test_a_table_is_read_as_written_or_refused(tiny_start, labels, texts, ending
         run = open_or_refuse(ClassificationJob(), config)
     if run is None:
         return
-    rows, found = run.phases[0].inputs.train_rows, run.phases[0].task.labels
+    rows, task_labels = run.phases[0].inputs.train_rows, run.phases[0].task.labels
     expected = run.phases[0].inputs.tokenizer(texts, truncation=True, max_length=30)["input_ids"]
     ids = rows.token_values["input_ids"]
     assert [ids[start:end].tolist() for start, end in itertools.pairwise(rows.starts)] == expected
@@ -168,18 +168,18 @@ def test_a_table_is_read_as_written_or_refused(tiny_start, labels, texts, ending
     assert described["kind of label"]
     assert described["texts"].split(";")[0] == "text"
     as_text = ending.startswith((".csv", ".tsv"))
-    if found.problem_type == "regression":
+    if task_labels.problem_type == "regression":
         assert encoded.tolist() == [np.float32(number_of(value, separator)) for value in labels]
         assert np.isfinite(encoded).all()
-    elif found.problem_type == "single_label_classification":
+    elif task_labels.problem_type == "single_label_classification":
         written = [str(value) if as_text else name_of(value) for value in labels]
-        names = [found.names[one] for one in encoded]
+        names = [task_labels.names[label_id] for label_id in encoded]
         if flags.get("--similar-labels") == "merge":
             assert list(map(alike, names)) == list(map(alike, written))
         else:
             assert names == written
         if "--similar-labels" not in flags:
-            assert len({alike(name) for name in found.names}) == len(found.names)
+            assert len({alike(name) for name in task_labels.names}) == len(task_labels.names)
         if "--problem-type" not in flags:
             assert not any(isinstance(value, list) for value in labels)
     else:
@@ -188,13 +188,13 @@ def test_a_table_is_read_as_written_or_refused(tiny_start, labels, texts, ending
             several = (
                 value
                 if isinstance(value, list)
-                else [one.strip() for one in ("" if value is None else str(value)).split(",") if one.strip()]
+                else [name.strip() for name in ("" if value is None else str(value)).split(",") if name.strip()]
             )
             if flags.get("--label-lists") == "vectors":
-                assert [str(one) in ("1", "1.0", "True") for one in several] == row.astype(bool).tolist()
+                assert [str(bit) in ("1", "1.0", "True") for bit in several] == row.astype(bool).tolist()
             else:
-                names = {name for name, holds in zip(found.names, row, strict=True) if holds}
-                assert set(map(alike, names)) == {alike(name_of(one)) for one in several}
+                names = {name for name, holds in zip(task_labels.names, row, strict=True) if holds}
+                assert set(map(alike, names)) == {alike(name_of(label)) for label in several}
         if "--label-lists" not in flags:
             binary = {"0", "1", "0.0", "1.0", "True", "False"}
             is_vector = [
@@ -218,7 +218,9 @@ WORDS = ("list", "file", "of", "#", "10\u00a0000", " ", "", "-DOCSTART-", "é", 
     similar=st.sampled_from([None, "merge", "keep"]),
 )
 def test_tagged_sentences_are_read_as_written_or_refused(tiny_start, sentences, similar):
-    rows = [{"tokens": [word for word, _ in one], "ner_tags": [tag for _, tag in one]} for one in sentences]
+    rows = [
+        {"tokens": [word for word, _ in sentence], "ner_tags": [tag for _, tag in sentence]} for sentence in sentences
+    ]
     with tempfile.TemporaryDirectory() as folder:
         path = write_jsonl(Path(folder, "train.jsonl"), *rows)
         argv = ["--train-file", str(path), "--init-from", str(tiny_start / "start"), "--output-dir", f"{folder}/run"]

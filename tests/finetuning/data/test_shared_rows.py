@@ -67,12 +67,12 @@ def test_texts_that_training_repeats_may_all_be_shared(caplog):
 
 @pytest.mark.parametrize("command", [run_classification, run_task], ids=lambda command: command.__name__)
 def test_rows_with_an_empty_text_are_counted_and_kept(command, tiny_start, tmp_path, run, caplog):
-    columns, more = (("review", "stars"), ("--task", TASK)) if command is run_task else (("text", "label"), ())
+    columns, task_flags = (("review", "stars"), ("--task", TASK)) if command is run_task else (("text", "label"), ())
     texts = {"train": [*map(str, range(6)), "", " "], "validation": list("abcdef")}
     for split in texts:
         rows = [dict(zip(columns, (text, 1 + row % 2), strict=True)) for row, text in enumerate(texts[split])]
         write_jsonl(tmp_path / f"{split}.jsonl", *rows)
     files = [str(tmp_path / f"{split}.jsonl") for split in texts]
-    assert run(command.main, *flags(tiny_start, tmp_path, *files), *more).status == 0
+    assert run(command.main, *flags(tiny_start, tmp_path, *files), *task_flags).status == 0
     (message,) = [message for message in caplog.messages if "empty text" in message]
     assert message.startswith(f"2 of 8 rows of {files[0]} have an empty text.")

@@ -78,7 +78,7 @@ def ugly_folders(draw: st.DrawFn) -> dict[str, str]:
     ids = draw(st.lists(IDS, min_size=1, unique=True))
     corpus = [{"_id": name, "text": draw(WORDS)} | draw(OPTIONAL) for name in ids]
     queries = [{"_id": name, "text": draw(WORDS)} for name in draw(st.lists(IDS, min_size=1, unique=True))]
-    names = st.sampled_from([one["_id"] for one in queries])
+    names = st.sampled_from([query["_id"] for query in queries])
     pairs = draw(st.lists(st.tuples(names, IDS), min_size=1, max_size=8, unique=True))
     rows = [(query, document, str(draw(st.integers(-1, 3)))) for query, document in pairs]
     rows += rows[:1] * draw(st.booleans())

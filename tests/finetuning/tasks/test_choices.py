@@ -46,12 +46,12 @@ def read(table: dict[str, Any], **settings: Any) -> tuple[Choices, tuple[str, ..
     ],
 )
 def test_columns_become_choices(table, settings, context, choices, names, label):
-    found, found_names = read(table | {"other": [1]}, **settings)
-    assert list(found.contexts) == [context]
+    parsed, parsed_names = read(table | {"other": [1]}, **settings)
+    assert list(parsed.contexts) == [context]
     if choices is not None:
-        assert [list(row) for row in found.choices] == [choices]
-    assert found_names == tuple(names)
-    assert encode_labels(found, found_names, may_be_missing=False).tolist() == [label]
+        assert [list(row) for row in parsed.choices] == [choices]
+    assert parsed_names == tuple(names)
+    assert encode_labels(parsed, parsed_names, may_be_missing=False).tolist() == [label]
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def test_what_is_no_choice_is_one_line(table, message):
     ],
 )
 def test_a_blank_is_underscores_that_are_no_part_of_a_word(question, joined):
-    found, _ = read(RACE | {"question": [question], "options": [["yes", "n\\1o"]]})
-    assert list(found.choices[0]) == [joined, re.sub(r"\byes\b", lambda _: "n\\1o", joined)]
+    choices, _ = read(RACE | {"question": [question], "options": [["yes", "n\\1o"]]})
+    assert list(choices.choices[0]) == [joined, re.sub(r"\byes\b", lambda _: "n\\1o", joined)]
 
 
 @pytest.mark.parametrize("labels", [[1, 2, 3], ["1", "3", "2", "1"], [2] * 5])
@@ -115,8 +115,8 @@ def test_rows_have_one_number_of_choices():
 def test_a_label_may_be_missing_in_what_is_predicted():
     labels = ["1", -1, None, "", "?", "0", float("nan"), 1.0]
     choices = Choices("t", ["c"] * 8, [["a", "b"]] * 8, labels)
-    found = encode_labels(choices, ("0", "1"), may_be_missing=True)
-    np.testing.assert_array_equal(found, [1, -1, -1, -1, -1, 0, -1, 1])
+    encoded = encode_labels(choices, ("0", "1"), may_be_missing=True)
+    np.testing.assert_array_equal(encoded, [1, -1, -1, -1, -1, 0, -1, 1])
     with pytest.raises(InputError, match="Each label must be one of 0, 1; row 2 of t has -1"):
         encode_labels(choices, ("0", "1"), may_be_missing=False)
     with pytest.raises(InputError, match="row 1 of t has 'B'"):

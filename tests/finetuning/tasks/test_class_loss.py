@@ -42,19 +42,19 @@ def test_it_is_that_of_numpy(weights, smoothing, seed):
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=30))
 def test_balanced_weights_are_those_of_scikit_learn(labels):
     labels = [0, 1, 2, *labels]
-    found = class_loss(ClassOptimization(class_weights=["balanced"]), NAMES, np.array(labels, np.int32))
-    assert found is not None
+    balanced = class_loss(ClassOptimization(class_weights=["balanced"]), NAMES, np.array(labels, np.int32))
+    assert balanced is not None
     expected = compute_class_weight("balanced", classes=np.arange(3), y=labels)
-    np.testing.assert_allclose(found.weights, expected, rtol=1e-12)
+    np.testing.assert_allclose(balanced.weights, expected, rtol=1e-12)
 
 
 def test_flags_say_which_loss():
     labels = np.array([0, 1, 1], np.int32)
     assert class_loss(ClassOptimization(), NAMES, labels) is None
     assert class_loss(SmoothedOptimization(label_smoothing=0.1), NAMES, labels) == ClassLoss((1.0, 1.0, 1.0), 0.1)
-    found = class_loss(ClassOptimization(class_weights=["1", "2.5", "1e-3"], label_smoothing=0.1), NAMES, labels)
-    assert found == ClassLoss((1.0, 2.5, 0.001), 0.1)
-    assert describe_loss(found, NAMES) == {"class weights": "a 1, b 2.5, c 0.001"}
+    weighted = class_loss(ClassOptimization(class_weights=["1", "2.5", "1e-3"], label_smoothing=0.1), NAMES, labels)
+    assert weighted == ClassLoss((1.0, 2.5, 0.001), 0.1)
+    assert describe_loss(weighted, NAMES) == {"class weights": "a 1, b 2.5, c 0.001"}
     assert describe_loss(None, NAMES) == describe_loss(ClassLoss((1.0, 1.0), 0.1), NAMES) == {}
     with pytest.raises(InputError, match="--class-weights must be balanced or 3 numbers, for a, b, c; received 1 2"):
         class_loss(ClassOptimization(class_weights=["1", "2"]), NAMES, labels)

@@ -25,7 +25,10 @@ def direct_losses(vectors: np.ndarray, texts: np.ndarray, temperature: float, *,
         for other in range(num_rows):
             if other != row and texts[other, 0] >= 0 and (texts[other, 0], positive) not in pairs:
                 back.append(units[row, 1] @ units[other, 0])
-        of_row = [np.log(np.exp(np.array(one) / temperature).sum()) - one[0] / temperature for one in (logits, back)]
+        of_row = [
+            np.log(np.exp(np.array(cosines) / temperature).sum()) - cosines[0] / temperature
+            for cosines in (logits, back)
+        ]
         losses.append(float(np.mean(of_row)) if is_symmetric else float(of_row[0]))
     return losses
 

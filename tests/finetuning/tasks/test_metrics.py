@@ -15,17 +15,17 @@ PREDICTIONS = np.array([1, 0, 1, 1, 0, 1])  # 3 true positives, 1 false, 1 misse
 
 
 def test_metrics_of_classes():
-    found = scores(("accuracy", "f1", "matthews_correlation", "f1_macro"), PREDICTIONS, REFERENCES)
-    assert found["accuracy"] == 4 / 6
-    assert found["f1"] == pytest.approx(3 / 4)
-    assert found["matthews_correlation"] == pytest.approx((3 * 1 - 1 * 1) / math.sqrt(4 * 4 * 2 * 2))
-    assert found["f1_macro"] == pytest.approx((3 / 4 + 1 / 2) / 2)
-    assert found["combined_score"] == pytest.approx(sum(list(found.values())[:4]) / 4)
+    results = scores(("accuracy", "f1", "matthews_correlation", "f1_macro"), PREDICTIONS, REFERENCES)
+    assert results["accuracy"] == 4 / 6
+    assert results["f1"] == pytest.approx(3 / 4)
+    assert results["matthews_correlation"] == pytest.approx((3 * 1 - 1 * 1) / math.sqrt(4 * 4 * 2 * 2))
+    assert results["f1_macro"] == pytest.approx((3 / 4 + 1 / 2) / 2)
+    assert results["combined_score"] == pytest.approx(sum(list(results.values())[:4]) / 4)
 
 
 def test_a_constant_scores_nothing():
-    found = scores(("pearson", "spearmanr"), np.ones(4), np.arange(4.0))
-    assert found == {"pearson": 0.0, "spearmanr": 0.0, "combined_score": 0.0}
+    results = scores(("pearson", "spearmanr"), np.ones(4), np.arange(4.0))
+    assert results == {"pearson": 0.0, "spearmanr": 0.0, "combined_score": 0.0}
     assert scores(("matthews_correlation", "f1"), np.zeros(6, int), REFERENCES)["combined_score"] == 0.0
 
 
@@ -37,8 +37,8 @@ def test_predictions_of_logits():
 
 
 def test_a_guess_without_the_text():
-    one = Labels("single_label_classification", ("a", "b"))
-    assert baseline(one, np.array([0, 1, 1]), 2).tolist() == [1, 1]
+    single = Labels("single_label_classification", ("a", "b"))
+    assert baseline(single, np.array([0, 1, 1]), 2).tolist() == [1, 1]
     several = Labels("multi_label_classification", ("a", "b"))
     assert baseline(several, np.array([[1, 0], [1, 1], [1, 0]]), 2).tolist() == [[1, 0], [1, 0]]
     assert baseline(Labels("regression", ("score",)), np.array([1.0, 2.0]), 2).tolist() == [1.5, 1.5]

@@ -10,12 +10,12 @@ from finetuning.tasks.retrieval import Judged, interval, lexical_rankings, ranki
 def test_metrics_worked_out_by_hand():
     """A query without judged passages is left out; one whose passages are all of grade 0 counts as 0."""
     ranked = np.array([[3, 1, 0, 2], [0, 1, 2, 3], [0, 1, 2, 3], [2, 3, 1, 0]], np.int32)
-    found = ranking_scores(ranked, [{1: 2, 2: 1}, {}, {3: 0}, {2: 1}])
+    scores = ranking_scores(ranked, [{1: 2, 2: 1}, {}, {3: 0}, {2: 1}])
     expected = (2 / np.log2(3) + 1 / np.log2(5)) / (2 + 1 / np.log2(3))
-    np.testing.assert_allclose(found["ndcg_at_10"], [expected, 0, 1])
-    np.testing.assert_allclose(found["mrr_at_10"], [1 / 2, 0, 1])
-    np.testing.assert_allclose(found["recall_at_1"], [0, 0, 1])
-    np.testing.assert_allclose(found["recall_at_10"], [1, 0, 1])
+    np.testing.assert_allclose(scores["ndcg_at_10"], [expected, 0, 1])
+    np.testing.assert_allclose(scores["mrr_at_10"], [1 / 2, 0, 1])
+    np.testing.assert_allclose(scores["recall_at_1"], [0, 0, 1])
+    np.testing.assert_allclose(scores["recall_at_10"], [1, 0, 1])
 
 
 def test_blocks_change_nothing(monkeypatch):

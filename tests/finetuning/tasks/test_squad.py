@@ -17,9 +17,11 @@ PIECES = st.lists(st.sampled_from(["the", "A", "U.S.", "cat", "dog", "-", "1999"
 @given(st.lists(st.tuples(PIECES, st.lists(PIECES, max_size=3)), min_size=1, max_size=5))
 def test_scores_are_those_of_the_script(cases):
     answers = [tuple((text, 0) for text in texts) for _, texts in cases]
-    questions = [Question(str(number), "", "", one) for number, one in enumerate(answers)]
+    questions = [Question(str(number), "", "", gold_answers) for number, gold_answers in enumerate(answers)]
     predictions = {str(number): prediction for number, (prediction, _) in enumerate(cases)}
-    entries = [{"id": one.id, "answers": [{"text": text} for text, _ in one.answers or ()]} for one in questions]
+    entries = [
+        {"id": question.id, "answers": [{"text": text} for text, _ in question.answers or ()]} for question in questions
+    ]
     theirs = squad_evaluate(entries, predictions)
     ours = scores(questions, [prediction for prediction, _ in cases])
     assert ours["exact_match"] == pytest.approx(theirs["exact"])
@@ -56,16 +58,16 @@ def chosen(start: np.ndarray, end: np.ndarray, null_threshold: float | None = No
 def test_the_best_span_of_all_windows():
     answer = chosen(logits((0, 3, 2.0), (1, 3, 3.0)), logits((0, 5, 1.0), (1, 4, 2.5)))
     assert answer.text == "two three"
-    assert [one["text"] for one in answer.best] == ["two three", "one two three", "two"]
+    assert [span["text"] for span in answer.best] == ["two three", "one two three", "two"]
     assert answer.best[0]["start_logit"] + answer.best[0]["end_logit"] == 5.5
-    assert sum(one["probability"] for one in answer.best) == pytest.approx(1.0)
+    assert sum(span["probability"] for span in answer.best) == pytest.approx(1.0)
 
 
 def test_answers_have_an_order_and_a_longest_length():
     start, end = logits((0, 5, 9.0), (0, 3, 5.0)), logits((0, 3, 9.0), (0, 5, 5.0))
-    assert {one["text"] for one in chosen(start, end).best} == {"one", "one two three", "three"}
-    assert "one two three" not in {one["text"] for one in chosen(start, end, length=2).best}
-    assert not any("?" in one["text"] for one in chosen(logits((0, 1, 99.0)), logits((0, 2, 99.0))).best)
+    assert {span["text"] for span in chosen(start, end).best} == {"one", "one two three", "three"}
+    assert "one two three" not in {span["text"] for span in chosen(start, end, length=2).best}
+    assert not any("?" in span["text"] for span in chosen(logits((0, 1, 99.0)), logits((0, 2, 99.0))).best)
 
 
 def test_no_answer():

@@ -16,12 +16,12 @@ REFERENCES = [["B-PER", "I-PER", "O"], ["B-ORG", "O", "B-PER"]]
 def test_scores_of_bilou_are_those_of_the_strict_scheme(drawn):
     def tags() -> list[str]:
         lengths = drawn.draw(st.lists(st.integers(0, 3), min_size=1, max_size=6))
-        found = []
+        sequence = []
         for length in lengths:
             kind = drawn.draw(st.sampled_from(["PER", "ORG"]))
             entity = ["B-", *["I-"] * (length - 2), "L-"] if length > 1 else ["U-"]
-            found += [f"{prefix}{kind}" for prefix in entity] if length else ["O"]
-        return found
+            sequence += [f"{prefix}{kind}" for prefix in entity] if length else ["O"]
+        return sequence
 
     references, predictions = tags(), tags()
     num_words = min(len(references), len(predictions))

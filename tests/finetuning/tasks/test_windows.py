@@ -30,14 +30,14 @@ QUESTIONS = [
 
 def texts_of(windows: Windows) -> dict[str, set[str]]:
     """Collect the answers in the windows of each question."""
-    found: dict[str, set[str]] = {one.id: set() for one in windows.questions}
-    for row, question in enumerate(windows.question):
+    texts: dict[str, set[str]] = {question.id: set() for question in windows.questions}
+    for row, index in enumerate(windows.question):
         start, end = windows.rows.row_values[START][row], windows.rows.row_values[END][row]
         if end:
             first = windows.rows.starts[row]
-            one = windows.questions[question]
-            found[one.id].add(one.context[windows.begins[first + start] : windows.ends[first + end]].strip())
-    return found
+            question = windows.questions[index]
+            texts[question.id].add(question.context[windows.begins[first + start] : windows.ends[first + end]].strip())
+    return texts
 
 
 @pytest.mark.parametrize("kind", ["overlap", "step"])
@@ -58,20 +58,22 @@ def test_answers_come_back(kind):
 def test_windows_are_those_of_transformers():
     windows = make_windows(TOKENIZER, QUESTIONS, DATA, token_types=False)
     encoded = TOKENIZER(
-        [one.question for one in QUESTIONS],
-        [one.context for one in QUESTIONS],
+        [question.question for question in QUESTIONS],
+        [question.context for question in QUESTIONS],
         truncation="only_second",
         max_length=30,
         stride=5,
         return_overflowing_tokens=True,
     )
-    assert windows.rows.token_values["input_ids"].tolist() == [one for row in encoded["input_ids"] for one in row]
+    assert windows.rows.token_values["input_ids"].tolist() == [
+        token_id for row in encoded["input_ids"] for token_id in row
+    ]
     assert windows.question.tolist() == encoded["overflow_to_sample_mapping"]
 
 
 def squad(**changes: Any) -> dict[str, Any]:
-    one = {"id": "q", "question": "what", "answers": [{"text": "list", "answer_start": 2}], **changes}
-    return {"data": [{"title": "t", "paragraphs": [{"context": "a list", "qas": [one]}]}]}
+    question = {"id": "q", "question": "what", "answers": [{"text": "list", "answer_start": 2}], **changes}
+    return {"data": [{"title": "t", "paragraphs": [{"context": "a list", "qas": [question]}]}]}
 
 
 def read(folder: Path, content: Any, name: str = "train.json") -> list[Question]:
@@ -143,8 +145,8 @@ def test_ends_of_an_answer_that_no_token_covers(answer):
     context = f"the list of{' ' if answer[0] != ' ' else ''}{answer}"
     question = Question("q", "what", context, ((answer, context.index(answer)),))
     windows = make_windows(TOKENIZER, [question], DATA, token_types=False)
-    (found,) = texts_of(windows)["q"]
-    assert found.strip("\u200b\u200e ") == "mat"
+    (text,) = texts_of(windows)["q"]
+    assert text.strip("\u200b\u200e ") == "mat"
     assert windows.not_found == []
 
 
@@ -152,8 +154,8 @@ def test_a_tokenizer_that_pads():
     padding = tiny_tokenizer()
     padding.backend_tokenizer.enable_padding(length=64)
     expected = make_windows(TOKENIZER, QUESTIONS, DATA, token_types=False)
-    found = make_windows(padding, QUESTIONS, DATA, token_types=False)
-    assert found.rows.token_values["input_ids"].tolist() == expected.rows.token_values["input_ids"].tolist()
+    windows = make_windows(padding, QUESTIONS, DATA, token_types=False)
+    assert windows.rows.token_values["input_ids"].tolist() == expected.rows.token_values["input_ids"].tolist()
     assert padding.backend_tokenizer.padding is not None
 
 
@@ -168,18 +170,20 @@ def entries(draw: st.DrawFn) -> dict[str, Any]:
     start = draw(st.one_of(st.just(context.find(text)), st.sampled_from([-4, 0, 1, "2", None, 2.0])))
     as_columns = {"text": [text], "answer_start": [start]}
     forms = [[{"text": text, "answer_start": start}], as_columns, as_columns | {"answer_start": []}, None, [], text]
-    more = {"answers": st.sampled_from(forms), "is_impossible": st.sampled_from([None, False, True])}
-    known = {"id": draw(st.sampled_from(["a", "b", 1, None])), "question": "what is", "context": context}
-    return known | draw(st.fixed_dictionaries({}, optional=more))
+    optional = {"answers": st.sampled_from(forms), "is_impossible": st.sampled_from([None, False, True])}
+    required = {"id": draw(st.sampled_from(["a", "b", 1, None])), "question": "what is", "context": context}
+    return required | draw(st.fixed_dictionaries({}, optional=optional))
 
 
 @given(entries=st.lists(entries(), min_size=1, max_size=4), name=st.sampled_from(["train.json", "train.jsonl"]))
 def test_questions_are_read_as_written_or_refused(tmp_path_factory, entries, name):
     path = tmp_path_factory.mktemp("questions") / name
     if name == "train.json":
-        text = json.dumps({"data": [{"paragraphs": [{"context": one["context"], "qas": [one]} for one in entries]}]})
+        text = json.dumps(
+            {"data": [{"paragraphs": [{"context": entry["context"], "qas": [entry]} for entry in entries]}]}
+        )
     else:
-        text = "".join(json.dumps(one) + "\n" for one in entries)
+        text = "".join(json.dumps(entry) + "\n" for entry in entries)
     path.write_text(text, encoding="utf-8")
     refused = None
     try:
@@ -190,7 +194,7 @@ def test_questions_are_read_as_written_or_refused(tmp_path_factory, entries, nam
     if refused is not None:
         assert len(refused.splitlines()) == 1
         return
-    found = texts_of(windows)
+    answer_texts = texts_of(windows)
     for question, entry in zip(questions, entries, strict=True):
         assert (question.id, question.context) == (str(entry["id"]), entry["context"])
         answers = entry.get("answers")
@@ -200,6 +204,6 @@ def test_questions_are_read_as_written_or_refused(tmp_path_factory, entries, nam
         written = answers[0]["text"] if isinstance(answers, list) else answers["text"][0]
         ((text, begin),) = question.answers
         assert text == written == question.context[begin : begin + len(text)]
-        if [one.id for one in questions].count(question.id) == 1 and question.id not in windows.not_found:
-            (learned,) = found[question.id]
+        if [other.id for other in questions].count(question.id) == 1 and question.id not in windows.not_found:
+            (learned,) = answer_texts[question.id]
             assert written.strip("\u200b\u200e ") in learned or learned in written
