@@ -67,13 +67,13 @@ CASES: list[tuple[Any, ...]] = [
 @pytest.fixture(scope="module")
 def answers(tiny_start: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
     commands = []
-    for more, _, *changes in CASES:
+    for case_flags, _, *changes in CASES:
         folder = tmp_path_factory.mktemp("case")
         shutil.copytree(tiny_start / "start", folder / "model")
         (folder / "train.tsv").write_text(TRAIN, encoding="utf-8")
         for change in changes:
             change(folder)
-        given = f"--init-from {{}}/model --output-dir {{}}/run --max-seq-length 30 {more}"
+        given = f"--init-from {{}}/model --output-dir {{}}/run --max-seq-length 30 {case_flags}"
         flags = given.replace("{}", str(folder)).split()
         commands.append(("finetuning.run_task" if "--task" in flags else "finetuning.run_classification", flags))
     return answers_of(commands)

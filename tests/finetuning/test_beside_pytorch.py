@@ -42,9 +42,9 @@ def factor_of(name):
     return settings["decay"] ** power
 
 groups = [
-    {"params": [one], "weight_decay": 0.0 if name.endswith("bias") or "LayerNorm" in name else 0.01,
+    {"params": [parameter], "weight_decay": 0.0 if name.endswith("bias") or "LayerNorm" in name else 0.01,
      "factor": factor_of(name)}
-    for name, one in model.named_parameters()
+    for name, parameter in model.named_parameters()
 ]
 optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.999))
 losses = []
@@ -79,10 +79,11 @@ def test_losses_are_those_of_torch(classified, tiny_start, torch_python, tmp_pat
     texts = [line.rsplit("\t", 1)[0] for line in lines[1:]]
     encoded = PreTrainedTokenizerFast.from_pretrained(tiny_start / "start")(texts, truncation=True, max_length=30)
     assert any(1 in ids for ids in encoded["input_ids"])
-    more = ("--init-from", str(classified / "export"), "--dropout", "0", "--log-steps", "1", "--learning-rate", "0.002")
-    more = (*more, "--class-weights", *map(str, weights), "--label-smoothing", str(smoothing))
-    more = (*more, "--layer-lr-decay", str(decay), "--adam-epsilon", str(epsilon))
-    argv = flags(tmp_path / "tiny", tmp_path / "run", *more, "--max-steps", str(NUM_STEPS))
+    extra_flags = ("--init-from", str(classified / "export"), "--dropout", "0", "--log-steps", "1")
+    extra_flags = (*extra_flags, "--learning-rate", "0.002")
+    extra_flags = (*extra_flags, "--class-weights", *map(str, weights), "--label-smoothing", str(smoothing))
+    extra_flags = (*extra_flags, "--layer-lr-decay", str(decay), "--adam-epsilon", str(epsilon))
+    argv = flags(tmp_path / "tiny", tmp_path / "run", *extra_flags, "--max-steps", str(NUM_STEPS))
     assert main(argv) == 0
     ours = [line["loss"] for line in read_metrics(RunFolder(tmp_path / "run")) if line["split"] == "train"]
 

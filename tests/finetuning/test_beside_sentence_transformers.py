@@ -72,8 +72,11 @@ for name in names:
     features = [model.tokenize(column) for column in texts]
     value = loss(features, torch.tensor(scores))
     value.backward()
-    named = ((key.removeprefix("0.auto_model.").removeprefix("0.model."), one) for key, one in model.named_parameters())
-    gradients = {key: one.grad.numpy() for key, one in named if one.grad is not None}
+    named = (
+        (key.removeprefix("0.auto_model.").removeprefix("0.model."), parameter)
+        for key, parameter in model.named_parameters()
+    )
+    gradients = {key: parameter.grad.numpy() for key, parameter in named if parameter.grad is not None}
     np.savez(f"{out}/{name}.npz", loss=value.item(), **gradients)
 """
 # {name in sentence-transformers: (settings, whether rows have scores, hard negatives and micro-batches)}
@@ -120,12 +123,12 @@ def encoded(texts: list[str], *, token_types: bool) -> Any:
 
 def vectors_of(network: Any, task: Embedding, *, token_types: bool) -> list[np.ndarray]:
     """Compute the vectors of the texts as queries, and of the passages."""
-    found = []
+    vectors = []
     for prompt, texts in zip(task.encoder.prompts, (TEXTS, PASSAGES), strict=True):
         rows = encoded([prompt + text for text in texts], token_types=token_types)
         kept = run_on_rows(partial(task.prediction_outputs, network), rows, task.prediction_features(24), (24,), 3)
-        found.append(task.in_order(kept, "vector"))
-    return found
+        vectors.append(task.in_order(kept, "vector"))
+    return vectors
 
 
 @pytest.fixture(scope="session")
@@ -159,7 +162,7 @@ def test_all_forms_of_modules_give_the_same_vectors(torch_python, tmp_path):
     for form in FORMS:
         write_form(plain, tmp_path / form, form)
     lines = output_of(torch_python, PROMPTED, str(tmp_path), json.dumps(module_forms.TEXTS), json.dumps(prompts))
-    read = {form: found for form, *found in map(json.loads, lines.splitlines())}
+    read = {form: outputs for form, *outputs in map(json.loads, lines.splitlines())}
     assert read.keys() == FORMS.keys()
     for form, (vectors, similarities) in read.items():
         encoder = TextEncoder.open(str(tmp_path / form))
@@ -167,8 +170,8 @@ def test_all_forms_of_modules_give_the_same_vectors(torch_python, tmp_path):
         ours = [encoder.encode(module_forms.TEXTS, prompt, 2) for prompt in prompts[form]]
         np.testing.assert_allclose(ours, vectors, atol=1e-5, rtol=1e-5, err_msg=form)
         search = TextSearch(encoder, module_forms.TEXTS, ours[1], 2)
-        for found, expected in zip(search.find(module_forms.TEXTS), similarities, strict=True):
-            by_text = dict(found)
+        for hits, expected in zip(search.find(module_forms.TEXTS), similarities, strict=True):
+            by_text = dict(hits)
             np.testing.assert_allclose(
                 [by_text[text] for text in module_forms.TEXTS], expected, rtol=1e-4, err_msg=form
             )

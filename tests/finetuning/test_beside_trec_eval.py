@@ -18,12 +18,14 @@ import json, sys
 import pytrec_eval
 
 qrels, runs = json.loads(sys.argv[1])
-first = {query: dict(sorted(run.items(), key=lambda one: (one[1], one[0]))[-10:]) for query, run in runs.items()}
+first = {query: dict(sorted(run.items(), key=lambda pair: (pair[1], pair[0]))[-10:]) for query, run in runs.items()}
 measures = {"ndcg_cut.10", "recall.1,10,100"}
-found = pytrec_eval.RelevanceEvaluator(qrels, measures).evaluate(runs)
+results = pytrec_eval.RelevanceEvaluator(qrels, measures).evaluate(runs)
 ranks = pytrec_eval.RelevanceEvaluator(qrels, {"recip_rank"}).evaluate(first)
-print(json.dumps({query: [one["ndcg_cut_10"], ranks[query]["recip_rank"], *(one[f"recall_{n}"] for n in (1, 10, 100))]
-                  for query, one in found.items()}))
+print(json.dumps({
+    query: [scores["ndcg_cut_10"], ranks[query]["recip_rank"], *(scores[f"recall_{n}"] for n in (1, 10, 100))]
+    for query, scores in results.items()
+}))
 """
 BM25 = """
 import json, sys
@@ -46,17 +48,21 @@ def test_metrics_are_those_of_trec_eval(python):
     draw = np.random.default_rng(0)
     queries, passages = (draw.integers(-1, 2, (num, 5)).astype(np.float32) for num in (NUM_QUERIES, NUM_PASSAGES))
     relevant = [
-        {int(one): float(draw.integers(0, 3)) for one in draw.choice(NUM_PASSAGES, draw.integers(1, 15), replace=False)}
+        {
+            int(passage): float(draw.integers(0, 3))
+            for passage in draw.choice(NUM_PASSAGES, draw.integers(1, 15), replace=False)
+        }
         for _ in range(NUM_QUERIES)
     ]
     relevant[3], relevant[5] = {}, {2: 0.0}
     names = [f"d{NUM_PASSAGES - passage:04d}" for passage in range(NUM_PASSAGES)]
     qrels = {
-        f"q{row}": {names[one]: int(grade) for one, grade in grades.items()} for row, grades in enumerate(relevant)
+        f"q{row}": {names[passage]: int(grade) for passage, grade in grades.items()}
+        for row, grades in enumerate(relevant)
     }
     qrels = {query: grades for query, grades in qrels.items() if grades} | {"unknown": {names[0]: 1}}
     cosines = (queries @ passages.T).tolist()
-    runs = {f"q{row}": dict(zip(names, one, strict=True)) for row, one in enumerate(cosines)}
+    runs = {f"q{row}": dict(zip(names, query_cosines, strict=True)) for row, query_cosines in enumerate(cosines)}
     theirs = json.loads(output_of(python, TREC_EVAL, json.dumps([qrels, runs])))
     ranked, _ = search(queries, passages, 100)
     ours = np.stack(list(ranking_scores(ranked, relevant).values()), axis=1)
@@ -74,5 +80,5 @@ def test_bm25_is_that_of_bm25s(python):
     scores = np.array(json.loads(output_of(python, BM25, json.dumps([queries, texts]))))
     ranked = lexical_rankings(queries, texts)["bm25"]
     expected = np.argsort(-scores, axis=1, kind="stable")[:, :100]
-    found = np.take_along_axis(scores, ranked, axis=1)
-    np.testing.assert_allclose(found, np.take_along_axis(scores, expected, axis=1), rtol=1e-4)
+    ranked_scores = np.take_along_axis(scores, ranked, axis=1)
+    np.testing.assert_allclose(ranked_scores, np.take_along_axis(scores, expected, axis=1), rtol=1e-4)

@@ -40,8 +40,8 @@ for name, folder, code in json.loads(sys.argv[1]):
 
 def code_of_card(export: Path) -> str:
     (code,) = re.findall(r"^```python\n(.*?)^```", (export / "README.md").read_text(encoding="utf-8"), re.M | re.S)
-    for example, known in EXAMPLES.items():
-        code = code.replace(example, known)
+    for example, replacement in EXAMPLES.items():
+        code = code.replace(example, replacement)
     return code
 
 
@@ -57,7 +57,7 @@ def runs(
     """The folders of runs of all kinds."""
     whole = {"answers": answered, "choice": chosen, "custom": rated}
     others = {kind: finetuned(kind, tiny_start / "start", tmp_path_factory) / "run" for kind in KINDS}
-    return {"classes": classified, **{name: one / "run" for name, one in whole.items()}, **others}
+    return {"classes": classified, **{name: folder / "run" for name, folder in whole.items()}, **others}
 
 
 @pytest.fixture(scope="module")

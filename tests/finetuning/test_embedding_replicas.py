@@ -26,7 +26,7 @@ def batch_of(seed: int) -> dict[str, np.ndarray]:
         texts[-1] = -1
         batch |= {f"{prefix}input_ids": np.where(mask, ids, PAD), f"{prefix}attention_mask": mask}
         batch |= {"passage_index": texts} if prefix else {"index": np.append(np.arange(15), -1), "text": texts}
-    return {name: one.astype(np.int32) for name, one in batch.items()}
+    return {name: array.astype(np.int32) for name, array in batch.items()}
 
 
 @pytest.mark.slow
@@ -42,9 +42,10 @@ def test_replicas_and_micro_batches_make_the_step_of_one():
     case = Case([program], start, [(0, batch) for batch in batches])
     model.num_micro_batches = 1
     losses = [
-        float(model.train_step({name: tf.constant(one) for name, one in batch.items()})["loss"]) for batch in batches
+        float(model.train_step({name: tf.constant(array) for name, array in batch.items()})["loss"])
+        for batch in batches
     ]
-    expected = {name: np.asarray(one.numpy()) for name, one in variables_of(model).items()}
+    expected = {name: np.asarray(variable.numpy()) for name, variable in variables_of(model).items()}
     (results,) = execute([case])
     for result, loss in zip(results, losses, strict=True):
         np.testing.assert_allclose(result.outputs[0], loss, rtol=1e-5)

@@ -45,7 +45,7 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
     model.eval()
     arrays = np.load(folder / "tensorflow.npz")
     weights = load_file(folder / "custom" / "model.safetensors")
-    head = {name: one for name, one in weights.items() if "custom_head" in name}
+    head = {name: weight for name, weight in weights.items() if "custom_head" in name}
     ids, attended = (torch.tensor(arrays[name]).long() for name in ("input_ids", "attention_mask"))
     with torch.no_grad():
         states = model(input_ids=ids, attention_mask=attended).last_hidden_state
@@ -72,7 +72,7 @@ def write_heads(name: str, folder: Path) -> None:
     load_initial_weights(network, str(folder / "mlm"), NUM_IDS, "TFAutoModel", adapt_network=task.adapt_network)
     inputs, _ = padded_batch(network)
     inputs["input_ids"] = np.where(inputs["input_ids"] < NUM_IDS, inputs["input_ids"], 7)
-    rows = {key: tf.constant(one) for key, one in inputs.items()}
+    rows = {key: tf.constant(array) for key, array in inputs.items()}
     outputs = task.outputs(network, rows, training=False).numpy()
     np.savez(folder / "tensorflow.npz", outputs=outputs, **inputs)
     export_model(network, tiny_tokenizer(), str(folder / "custom"), model_max_length=30)
@@ -90,11 +90,11 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_pytorch_computes_the_same(exports, torch_python):
     read = [json.loads(line) for line in output_of(torch_python, READER, str(exports)).splitlines()]
-    assert [one["name"] for one in read] == sorted(NAMES)
-    for one in read:
-        assert all("pooler" in key for key in one["missing"]), one
-        assert one["unexpected"] == 4, one
-        assert one["difference"] < 1e-4, one
+    assert [report["name"] for report in read] == sorted(NAMES)
+    for report in read:
+        assert all("pooler" in key for key in report["missing"]), report
+        assert report["unexpected"] == 4, report
+        assert report["difference"] < 1e-4, report
 
 
 @pytest.mark.parametrize(
@@ -120,12 +120,12 @@ def test_a_head_starts_randomly(name, heads, exports):
             load_initial_weights(network, mlm, NUM_IDS, model_class, adapt_network=lambda network: network)
             starts.append(by_name(network))
         # A pooler that a masked language model has is never trained, and is in no export.
-        shared = [one for one in starts[0] if one in learned and "pooler" not in one]
-        of_encoder = [one for one in shared if learned[one].shape == starts[0][one].shape]
+        shared = [variable for variable in starts[0] if variable in learned and "pooler" not in variable]
+        of_encoder = [variable for variable in shared if learned[variable].shape == starts[0][variable].shape]
         assert len(of_encoder) > 10
-        for one in of_encoder:
-            np.testing.assert_array_equal(starts[0][one], learned[one])
-        differing = [one for one in starts[0] if (starts[0][one] != starts[1][one]).any()]
+        for variable in of_encoder:
+            np.testing.assert_array_equal(starts[0][variable], learned[variable])
+        differing = [variable for variable in starts[0] if (starts[0][variable] != starts[1][variable]).any()]
         assert differing
         assert not set(differing) & set(of_encoder)
 

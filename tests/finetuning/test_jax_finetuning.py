@@ -21,18 +21,18 @@ pytestmark = pytest.mark.slow
 
 def assert_same_scores(folder: Path, expected: Path) -> None:
     assert_alike(folder, expected)
-    found, wanted = (
-        {name: value for name, value in results(one).items() if not any(word in name for word in ("second", "runtime"))}
-        for one in (folder, expected)
+    scores, wanted = (
+        {name: value for name, value in results(run).items() if not any(word in name for word in ("second", "runtime"))}
+        for run in (folder, expected)
     )
-    assert found == pytest.approx(wanted, rel=1e-3, abs=1e-4)
+    assert scores == pytest.approx(wanted, rel=1e-3, abs=1e-4)
 
 
 def test_two_replicas_classify_rows_in_buckets(tiny_start, classified, tmp_path):
     flags = tiny_classification.flags(tiny_start, tmp_path / "run", "--do-predict", "--per-replica-batch-size", "4")
     run_on_jax(run_classification.main, flags, 2)
     assert_same_scores(tmp_path / "run", classified)
-    predicted = [predictions(one, "predict_results_sst2") for one in (tmp_path / "run", classified)]
+    predicted = [predictions(run, "predict_results_sst2") for run in (tmp_path / "run", classified)]
     assert predicted[0] == predicted[1]
 
 
@@ -50,8 +50,8 @@ def test_embeddings_of_two_replicas_and_their_micro_batches(tiny_start, tmp_path
     Random weights, a baseline, take the place of the trained ones for a while, which are exported.
     """
     write_rows(tmp_path)
-    more = ("--embedding-dim", "12", "--max-steps", "6", "--schedule", "constant", "--warmup-steps", "0")
-    flags = embedding_flags(tiny_start / "start", tmp_path, *more)
+    extra_flags = ("--embedding-dim", "12", "--max-steps", "6", "--schedule", "constant", "--warmup-steps", "0")
+    flags = embedding_flags(tiny_start / "start", tmp_path, *extra_flags)
     run_on_one_device(run_embedding.main, [*flags, "--output-dir", str(tmp_path / "whole")])
     run_on_jax(run_embedding.main, [*flags, "--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2"], 2)
     assert_same_scores(tmp_path / "run", tmp_path / "whole")

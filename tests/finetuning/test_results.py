@@ -28,8 +28,8 @@ EXACT = 1e-9
 NAMES = ("good", "bad", "so, so")
 
 
-def assert_scores(found: dict[str, Any], prefix: str, expected: dict[str, float]) -> None:
-    assert {name: found[f"{prefix}_{name}"] for name in expected} == pytest.approx(expected, rel=EXACT, abs=EXACT)
+def assert_scores(scores: dict[str, Any], prefix: str, expected: dict[str, float]) -> None:
+    assert {name: scores[f"{prefix}_{name}"] for name in expected} == pytest.approx(expected, rel=EXACT, abs=EXACT)
 
 
 def scored_numbers(references: Sequence[float], run: Path, name: str) -> dict[str, float]:
@@ -52,7 +52,9 @@ def scored_classes(references: Sequence[str], run: Path, name: str) -> dict[str,
 def scored_sets(references: Sequence[Sequence[str]], run: Path, name: str) -> dict[str, float]:
     predicted = list(csv.reader(predictions(run, name)))
     pairs = [[[name in row for name in NAMES] for row in rows] for rows in (references, predicted)]
-    averages = {f"f1_{one}": metrics.f1_score(*pairs, average=one, zero_division=0) for one in ("micro", "macro")}
+    averages = {
+        f"f1_{average}": metrics.f1_score(*pairs, average=average, zero_division=0) for average in ("micro", "macro")
+    }
     return {"accuracy": metrics.accuracy_score(*pairs), **averages}
 
 
@@ -97,11 +99,11 @@ def test_scores_of_rows_are_those_of_the_predictions(problem_type, tmp_path, cap
         outputs = draw.normal(size=(40, len(names))).astype(np.float32)
         if problem_type == "regression":
             outputs *= 1e-4
-            references[file] = [float(one) for one in draw.integers(-99, 99, 40) / 2**20]
+            references[file] = [float(number) for number in draw.integers(-99, 99, 40) / 2**20]
         elif problem_type == "multi_label_classification":
             references[file] = [[name for name in names if draw.random() < 0.5] for _ in range(40)]
         else:
-            references[file] = [str(one) for one in draw.choice(names, 40)]
+            references[file] = [str(name) for name in draw.choice(names, 40)]
         task_outputs[file] = totals_of(outputs)
         rows: Any = file
         labels = task.labels.encode(references[file], "a")
@@ -111,19 +113,19 @@ def test_scores_of_rows_are_those_of_the_predictions(problem_type, tmp_path, cap
     job.validation, job.tests, task.evaluated = {"": evaluated, "_mm": mismatched}, tests, evaluated
     figures = job.write_results(fake_trainer(task, tmp_path), 3, lambda rows: task_outputs[str(rows)])
 
-    found, everything = results(tmp_path, "eval"), results(tmp_path, "all")
+    eval_results, everything = results(tmp_path, "eval"), results(tmp_path, "all")
     assert figures is not None
     for ending in ("", "_mm"):
         name = f"eval_predictions{ending}"
         expected = scored(references[name], tmp_path, name)
-        assert_scores(found, "eval", {f"{name}{ending}": value for name, value in expected.items()})
+        assert_scores(eval_results, "eval", {f"{name}{ending}": value for name, value in expected.items()})
         if not ending:
             assert {name: figures[name] for name in expected} == pytest.approx(expected, rel=EXACT, abs=EXACT)
     name = "predict_results_test"
     expected = scored(references[name], tmp_path, name)
     assert_scores(everything, "predict", expected)
     assert printed_test_scores(caplog) == {f"{name}.txt": pytest.approx(expected, rel=1e-3, abs=5e-5)}
-    assert found["eval_loss"] == figures["loss"] == 0.5
+    assert eval_results["eval_loss"] == figures["loss"] == 0.5
     assert len(predictions(tmp_path, "predict_results_unlabeled")) == 40
     assert sum(name.startswith("predict_loss") for name in everything) == 1
     assert (tmp_path / "confusion_matrix.png").exists() == (problem_type == "single_label_classification")
@@ -131,13 +133,13 @@ def test_scores_of_rows_are_those_of_the_predictions(problem_type, tmp_path, cap
 
 def printed_test_scores(caplog: pytest.LogCaptureFixture) -> dict[str, dict[str, float]]:
     """Read the scores of test parts from the log, {file of the predictions: {metric: score}}."""
-    found = {}
+    by_file = {}
     for message in caplog.messages:
         if message.startswith("Test scores"):
             start, _, scores = message.removesuffix(".").partition(": ")
             pairs = (score.rpartition(" ") for score in scores.split(", "))
-            found[start.rpartition(" ")[2]] = {name.replace(" ", "_"): float(score) for name, _, score in pairs}
-    return found
+            by_file[start.rpartition(" ")[2]] = {name.replace(" ", "_"): float(score) for name, _, score in pairs}
+    return by_file
 
 
 @pytest.mark.parametrize("is_chief", [True, False])
@@ -186,8 +188,8 @@ def test_tags_that_are_worse_than_the_most_frequent_tag_are_described():
 def test_predictions_keep_their_digits():
     task = task_of("regression", ("score",))
     values = np.random.default_rng(1).normal(size=1000).astype(np.float32) * np.float32(2e-4)
-    written = [task.format_label(one) for one in values]
-    assert [np.float32(one) for one in written] == list(values)
+    written = [task.format_label(value) for value in values]
+    assert [np.float32(text) for text in written] == list(values)
     assert task.format_label(np.float64(1 / 3)) == str(1 / 3)
     assert task.format_label(np.array([[0.1, 2]], np.float32)) == "0.100000001,2"
     assert task.format_label(np.int64(3)) == "3"

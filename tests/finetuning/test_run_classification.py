@@ -97,7 +97,7 @@ def test_a_line_says_what_becomes_of_the_head(classified, caplog, names, level, 
     export = str(classified / "export")
     with caplog.at_level(logging.INFO, "train.model.from_pretrained"):
         load_model(export, "TFAutoModelForSequenceClassification", head_labels=dict(enumerate(names)))
-    (record,) = [one for one in caplog.records if one.name == "train.model.from_pretrained"]
+    (record,) = [record for record in caplog.records if record.name == "train.model.from_pretrained"]
     assert (record.levelno, message.format(export) in record.getMessage()) == (level, True)
 
 

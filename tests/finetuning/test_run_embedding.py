@@ -32,14 +32,14 @@ def test_a_run_learns_and_writes_its_scores(embedded):
     lines = read_metrics(RunFolder(embedded / "run"))
     assert losses(embedded / "run")[-1] < losses(embedded / "run")[0]
     best = max(line["ndcg_at_10"] for line in lines if line["split"] == "validation")
-    found = results(embedded / "run")
-    assert found["eval_ndcg_at_10"] == pytest.approx(best, abs=1e-6)
-    assert found["predict_num_queries"] <= 9
-    assert {"eval_recall_at_1", "eval_mrr_at_10", "predict_ndcg_at_10", "train_loss"} <= set(found)
+    scores = results(embedded / "run")
+    assert scores["eval_ndcg_at_10"] == pytest.approx(best, abs=1e-6)
+    assert scores["predict_num_queries"] <= 9
+    assert {"eval_recall_at_1", "eval_mrr_at_10", "predict_ndcg_at_10", "train_loss"} <= set(scores)
     for other in ("random", "tfidf", "bm25"):
-        low, high = (found[f"eval_above_{other}_ndcg_at_10_{end}"] for end in ("low", "high"))
-        assert low <= found["eval_ndcg_at_10"] - found[f"eval_{other}_ndcg_at_10"] <= high
-    assert found["eval_random_ndcg_at_10"] < found["eval_tfidf_ndcg_at_10"]
+        low, high = (scores[f"eval_above_{other}_ndcg_at_10_{end}"] for end in ("low", "high"))
+        assert low <= scores["eval_ndcg_at_10"] - scores[f"eval_{other}_ndcg_at_10"] <= high
+    assert scores["eval_random_ndcg_at_10"] < scores["eval_tfidf_ndcg_at_10"]
     by_query = np.loadtxt(embedded / "run" / "eval_predictions.txt", skiprows=1)
     np.testing.assert_allclose(by_query.mean(axis=0)[0], best, atol=1e-6)
 
@@ -57,15 +57,16 @@ def test_scores_are_those_of_a_direct_computation(embedded):
     similarities = {
         query: dict(zip(names.values(), row, strict=True)) for query, row in zip(grades, cosines.tolist(), strict=True)
     }
-    expected, found = direct_scores(similarities, grades), results(embedded / "run")
-    assert (found["eval_num_queries"], found["eval_num_passages"]) == (len(grades), len(names))
+    expected, scores = direct_scores(similarities, grades), results(embedded / "run")
+    assert (scores["eval_num_queries"], scores["eval_num_passages"]) == (len(grades), len(names))
     for name in ("ndcg_at_10", "mrr_at_10", "recall_at_1", "recall_at_10"):
-        assert found[f"eval_{name}"] == pytest.approx(expected[name], abs=1e-6), name
+        assert scores[f"eval_{name}"] == pytest.approx(expected[name], abs=1e-6), name
 
 
 def test_the_export_is_a_sentence_transformer(embedded):
     export = embedded / "run" / "export"
-    assert [one["path"] for one in read_json(export / "modules.json")] == ["", "1_Pooling", "2_Dense", "3_Normalize"]
+    paths = [module["path"] for module in read_json(export / "modules.json")]
+    assert paths == ["", "1_Pooling", "2_Dense", "3_Normalize"]
     card = (export / "README.md").read_text(encoding="utf-8")
     assert "library_name: sentence-transformers" in card
     assert "model.encode_query" in card
@@ -87,9 +88,9 @@ def test_other_rows(kind, tiny_start, tmp_path):
     train = ["--train-file", str(tmp_path / ("train.txt" if kind == "single texts" else "train.tsv"))]
     flags += ["--validation-file", str(tmp_path / "validation.tsv"), *train]
     assert main([*flags, *(["--unsupervised"] if kind == "single texts" else [])]) == 0
-    found = results(tmp_path / "run")
-    assert -1 <= found["eval_spearmanr"] <= 1
-    assert found["eval_num_queries"] == 7
+    scores = results(tmp_path / "run")
+    assert -1 <= scores["eval_spearmanr"] <= 1
+    assert scores["eval_num_queries"] == 7
 
 
 @pytest.mark.usefixtures("one_device", "eagerly")
@@ -182,7 +183,7 @@ BAD = [
 def test_bad_input_is_one_line(content, flags, message, tiny_start, tmp_path, run):
     for part, rows in (("train", content), ("validation", TRAIN), ("other", SCORED.replace("x", "w"))):
         (tmp_path / f"{part}.jsonl").write_text(rows, encoding="utf-8")
-    more = flags.format(tmp_path).split()
-    refused = run(main, *embedding_flags(tiny_start / "start", tmp_path, *more), "--dry-run").refusal
+    extra_flags = flags.format(tmp_path).split()
+    refused = run(main, *embedding_flags(tiny_start / "start", tmp_path, *extra_flags), "--dry-run").refusal
     assert message.format(tmp_path) in refused
     assert not (tmp_path / "run").exists()

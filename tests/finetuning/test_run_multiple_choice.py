@@ -34,15 +34,15 @@ print(json.dumps({"class": type(model).__name__, "logits": logits.tolist(), "wro
 
 def test_it_learns_what_can_be_learned(chosen):
     """Its accuracy is scikit-learn's; the guess is the most frequent letter."""
-    found = results(chosen / "run")
+    scores = results(chosen / "run")
     right = answers("validation")
     predicted = predictions(chosen / "run", "eval_predictions")
-    assert found["eval_accuracy"] == pytest.approx(accuracy_score(right, predicted), abs=1e-12)
-    assert found["eval_accuracy"] > 0.9
+    assert scores["eval_accuracy"] == pytest.approx(accuracy_score(right, predicted), abs=1e-12)
+    assert scores["eval_accuracy"] > 0.9
     guess = max("ABC", key=answers("train").count)
-    assert found["eval_guess_accuracy"] == pytest.approx(right.count(guess) / len(right))
+    assert scores["eval_guess_accuracy"] == pytest.approx(right.count(guess) / len(right))
     assert accuracy_score(answers("test"), predictions(chosen / "run", "predict_results_test")) > 0.9
-    assert "predict_accuracy" not in found  # the test part has no labels
+    assert "predict_accuracy" not in scores  # the test part has no labels
     lines = [line for line in timeless_lines(chosen / "run") if line["split"] == "validation"]
     assert [line["step"] for line in lines] == [STEPS_OF_PASS, 2 * STEPS_OF_PASS, 3 * STEPS_OF_PASS]
 
@@ -64,9 +64,9 @@ def test_a_model_of_other_programs_chooses_among_those_of_the_file(chosen, tmp_p
     for labels in ({}, {"id2label": {"0": "no", "1": "yes"}, "label2id": {"no": 0, "yes": 1}}):
         others = {name: value for name, value in config.items() if name not in ("id2label", "label2id")} | labels
         (tmp_path / "model" / "config.json").write_text(json.dumps(others), encoding="utf-8")
-        found = run(predict, "--model", tmp_path / "model", "--file", chosen / "test.jsonl").out
+        printed = run(predict, "--model", tmp_path / "model", "--file", chosen / "test.jsonl").out
         expected = (chosen / "run" / "predict_results_test.txt").read_text(encoding="utf-8")
-        assert found == expected.translate(str.maketrans("ABC", "012"))
+        assert printed == expected.translate(str.maketrans("ABC", "012"))
 
 
 @pytest.mark.slow
@@ -86,4 +86,4 @@ def test_pytorch_chooses_the_same(chosen, torch_python, tmp_path):
     theirs = json.loads(output_of(torch_python, READER, export, str(tmp_path / "rows.npz")))
     assert (theirs["class"], theirs["wrong_keys"]) == ("RobertaForMultipleChoice", {})
     np.testing.assert_allclose(theirs["logits"], ours, atol=1e-5)
-    assert ["ABC"[one] for one in ours.argmax(axis=1)] == predictions(chosen / "run", "predict_results_test")
+    assert ["ABC"[choice] for choice in ours.argmax(axis=1)] == predictions(chosen / "run", "predict_results_test")

@@ -33,7 +33,7 @@ def test_the_loss_of_both_ends():
         "end_position": tf.constant([2, 0]),
         "index": tf.constant([0, -1]),
     }
-    sums = {name: one.numpy() for name, one in task.sums(lambda *_, **__: outputs, rows, training=False).items()}
+    sums = {name: tensor.numpy() for name, tensor in task.sums(lambda *_, **__: outputs, rows, training=False).items()}
     expected = (np.log(2 + np.exp(2.0)) - 2.0 + np.log(2 + np.exp(1.0)) - 1.0) / 2
     assert sums["loss"] == pytest.approx(expected, rel=1e-6)
     assert sums["num_rows"] == 1
@@ -43,14 +43,14 @@ def test_the_loss_of_both_ends():
 
 def assert_scored_by_its_predictions(run: Path, questions: Path, part: str = "eval") -> dict[str, str]:
     """Compare the results with what SQuAD's script gives for predictions.json, and return these."""
-    predictions, found = read_json(run / "predictions.json"), results(run)
+    predictions, scores = read_json(run / "predictions.json"), results(run)
     paragraphs = [paragraph for article in read_json(questions)["data"] for paragraph in article["paragraphs"]]
-    entries = [one for paragraph in paragraphs for one in paragraph["qas"]]
+    entries = [entry for paragraph in paragraphs for entry in paragraph["qas"]]
     theirs = squad_evaluate(entries, predictions)
     names = {"exact": "exact_match", **{name: name for name in theirs if "Ans_" in name}}
     for name in ("f1", *names):
-        assert found[f"{part}_{names.get(name, name)}"] == pytest.approx(theirs[name], abs=1e-9)
-    assert set(predictions) == {one["id"] for one in entries}
+        assert scores[f"{part}_{names.get(name, name)}"] == pytest.approx(theirs[name], abs=1e-9)
+    assert set(predictions) == {entry["id"] for entry in entries}
     return predictions
 
 

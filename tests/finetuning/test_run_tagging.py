@@ -45,10 +45,10 @@ def test_words_are_scored_wherever_their_rows_stand():
 @pytest.mark.slow
 def test_it_learns_what_can_be_learned(tiny_start, tmp_path_factory):
     run = finetuned("tagging", tiny_start / "start", tmp_path_factory) / "run"
-    found = results(run)
-    assert found["eval_f1"] == 1.0
-    assert found["predict_f1"] > 0.9
-    assert found["eval_guess_f1"] == 0.0
+    scores = results(run)
+    assert scores["eval_f1"] == 1.0
+    assert scores["predict_f1"] > 0.9
+    assert scores["eval_guess_f1"] == 0.0
     for part, file in (("validation", "eval_predictions"), ("test", "predictions")):
         predicted = [line.split() for line in (run / f"{file}.txt").read_text(encoding="utf-8").splitlines()]
         assert [len(row) for row in predicted] == [len(tags) for _, tags in sentences_of(part)]

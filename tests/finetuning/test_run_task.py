@@ -39,9 +39,11 @@ def test_it_learns_what_can_be_learned(rated):
     assert evaluated["eval_kappa"] == max(line["kappa"] for line in validation) > 0.9
     assert evaluated["eval_guess_kappa"] == 0
     of_train, stars = ([rating for _, rating in reviews(split)] for split in ("train", "validation"))
-    found = [int(one) for one in predictions(rated / "run", "eval_predictions")]
-    assert evaluated["eval_kappa"] == pytest.approx(cohen_kappa_score(stars, found, weights="quadratic"), abs=1e-9)
-    assert evaluated["eval_mean_absolute_error"] == pytest.approx(mean_absolute_error(stars, found), abs=1e-9)
+    predicted_stars = [int(line) for line in predictions(rated / "run", "eval_predictions")]
+    assert evaluated["eval_kappa"] == pytest.approx(
+        cohen_kappa_score(stars, predicted_stars, weights="quadratic"), abs=1e-9
+    )
+    assert evaluated["eval_mean_absolute_error"] == pytest.approx(mean_absolute_error(stars, predicted_stars), abs=1e-9)
     guess = np.bincount(of_train).argmax()
     assert evaluated["eval_guess_mean_absolute_error"] == pytest.approx(np.abs(guess - np.array(stars)).mean())
     assert (evaluated["eval_samples"], evaluated["eval_is_degenerate"]) == (NUM_REVIEWS["validation"], False)
@@ -65,8 +67,9 @@ def test_the_export_has_the_encoder_and_the_head(rated):
     config = config_of_export(rated / "run")
     assert config["architectures"] == ["RobertaModel"]
     weights = load_file(export / "model.safetensors")
-    width, head = config["hidden_size"], {name: one for name, one in weights.items() if name.startswith("custom_head.")}
-    assert {name: one.shape for name, one in head.items()} == {
+    width = config["hidden_size"]
+    head = {name: weight for name, weight in weights.items() if name.startswith("custom_head.")}
+    assert {name: weight.shape for name, weight in head.items()} == {
         "custom_head.dense.weight": (width, width),
         "custom_head.dense.bias": (width,),
         "custom_head.dense_1.weight": (4, width),
@@ -136,9 +139,9 @@ def labels_of(train: list, validation: list) -> dict[str, np.ndarray]:
 
 
 def test_labels_are_whole_numbers_or_rounded_fractions():
-    assert {one.dtype for one in labels_of([1, 2], [1, 3]).values()} == {np.dtype(np.int32)}
+    assert {array.dtype for array in labels_of([1, 2], [1, 3]).values()} == {np.dtype(np.int32)}
     labels = labels_of([1, 2, 3], [0.1, 16_777_216, -2e-5])
-    assert {one.dtype for one in labels.values()} == {np.dtype(np.float32)}
+    assert {array.dtype for array in labels.values()} == {np.dtype(np.float32)}
     assert labels["validation"].tolist() == np.array([0.1, 16_777_216, -2e-5], np.float32).tolist()
 
 
@@ -184,6 +187,8 @@ def test_weights_of_a_head_have_different_names(head, tmp_path):
         return
     names = {weight.name for weight in task.adapt_network(network).custom_head.weights}
     assert names == {weight.name for weight in task.adapt_network(network).custom_head.weights}
-    shapes = {name: one.shape for name, one in pytorch_weights(network, 1).items() if name.startswith("custom_head.")}
+    shapes = {
+        name: weight.shape for name, weight in pytorch_weights(network, 1).items() if name.startswith("custom_head.")
+    }
     assert shapes["custom_head.decoder.weight"] == (2, 32)
     assert shapes["custom_head.decoder.bias"] == (2,)

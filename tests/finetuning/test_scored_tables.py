@@ -25,18 +25,18 @@ def texts(part: str, num: int) -> list[str]:
     return [" ".join(draw.choices(WORDS, k=draw.randint(1, 9))) + f", {number}; value" for number in range(num)]
 
 
-def flags(start: Path, folder: Path, ending: str, *more: str) -> list[str]:
+def flags(start: Path, folder: Path, ending: str, *extra_flags: str) -> list[str]:
     """Make the flags of one step on the files of the folder."""
     return [
         *("--init-from", str(start / "start"), "--output-dir", str(folder / "run"), "--max-steps", "1"),
         *(f"--{part}-file={folder}/{part}{ending}" for part in ("train", "validation", "test")),
-        *("--max-seq-length", "24", "--length-buckets", "24", "--per-replica-batch-size", "20", *more),
+        *("--max-seq-length", "24", "--length-buckets", "24", "--per-replica-batch-size", "20", *extra_flags),
     ]
 
 
 def assert_scores(run: Path, part: str, expected: dict[str, float]) -> None:
-    found = results(run)
-    assert {name: found[f"{part}_{name}"] for name in expected} == pytest.approx(expected, abs=1e-9)
+    scores = results(run)
+    assert {name: scores[f"{part}_{name}"] for name in expected} == pytest.approx(expected, abs=1e-9)
 
 
 def test_classes_of_a_table_of_excel(tiny_start, tmp_path, run, caplog):
@@ -51,12 +51,12 @@ def test_classes_of_a_table_of_excel(tiny_start, tmp_path, run, caplog):
     read_as = next(line for line in outcome.out.splitlines() if line.startswith("read as"))
     assert read_as.count("semicolons between columns, UTF-16") == 3
     for part, file in (("validation", "eval_predictions"), ("test", "predict_results_test")):
-        predicted = predictions(tmp_path / "run", file)
-        pairs = [(label, one) for label, one in zip(labels[part], predicted, strict=True) if label != "?"]
-        references, found = zip(*pairs, strict=True)
+        lines = predictions(tmp_path / "run", file)
+        pairs = [(label, line) for label, line in zip(labels[part], lines, strict=True) if label != "?"]
+        references, predicted = zip(*pairs, strict=True)
         expected = {
-            "accuracy": metrics.accuracy_score(references, found),
-            "f1_macro": metrics.f1_score(references, found, average="macro", zero_division=0),
+            "accuracy": metrics.accuracy_score(references, predicted),
+            "f1_macro": metrics.f1_score(references, predicted, average="macro", zero_division=0),
             "samples": len(pairs),
         }
         assert_scores(tmp_path / "run", "predict" if part == "test" else "eval", expected)

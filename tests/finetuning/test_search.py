@@ -33,13 +33,13 @@ def test_the_nearest_texts_answer(flags, embedded, tmp_path, run):
     """Those of all files."""
     outcome = run(main, *flags, "--top-k", "3", *QUESTIONS)
     assert outcome.status == 0, outcome.err
-    found = {}
+    answers = {}
     for line in outcome.out.splitlines():
         if not line.startswith(" "):
-            found[line] = nearest = []
+            answers[line] = nearest = []
         else:
             nearest.append(line.split("  ")[-1])
-    assert list(found) == list(QUESTIONS)
+    assert list(answers) == list(QUESTIONS)
     parts = [np.load(path) for path in sorted((tmp_path / "corpus.jsonl.vectors").glob("*.npy"))]
     assert [(len(part), part.dtype) for part in parts] == [(8, np.float32), (8, np.float32), (5, np.float32)]
     encoder = TextEncoder.open(str(embedded / "run" / "export"))
@@ -49,10 +49,10 @@ def test_the_nearest_texts_answer(flags, embedded, tmp_path, run):
     cosines = encoder.encode(QUESTIONS, "name: ", 2) @ np.concatenate(parts).T
     for question, of_texts in zip(QUESTIONS, cosines, strict=True):
         best = np.argsort(-of_texts, kind="stable")[:3]
-        assert found[question] == [texts[index].strip() for index in best]
+        assert answers[question] == [texts[index].strip() for index in best]
     search = open_search(model=str(embedded / "run"), corpus=str(tmp_path / "corpus.jsonl"), shard_rows=8)
     ((text, score), *others), _ = search.find(QUESTIONS, top_k=99)
-    assert " ".join(text.split()) == found[QUESTIONS[0]][0]
+    assert " ".join(text.split()) == answers[QUESTIONS[0]][0]
     assert score == pytest.approx(float(cosines[0].max()), abs=1e-5)
     assert len(others) == 20
 
@@ -92,12 +92,12 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("content", "more", "message"), BAD)
-def test_bad_input_is_one_line(content, more, message, embedded, tiny_start, tmp_path, run):
+@pytest.mark.parametrize(("content", "extra_flags", "message"), BAD)
+def test_bad_input_is_one_line(content, extra_flags, message, embedded, tiny_start, tmp_path, run):
     if content is not None:
         for ending in ("txt", "tsv"):
             (tmp_path / f"texts.{ending}").write_text(content, encoding="utf-8")
-    flags = more.replace("{start}", str(tiny_start / "start")).replace("{}", str(tmp_path)).split()
+    flags = extra_flags.replace("{start}", str(tiny_start / "start")).replace("{}", str(tmp_path)).split()
     refused = run(main, "--model", embedded / "run", "--corpus", tmp_path / "texts.txt", *flags).refusal
     assert message.replace("{}", str(tmp_path)) in refused
     assert not (tmp_path / "texts.txt.vectors").exists()

@@ -40,7 +40,7 @@ def direct_vectors(form: str, plain: Path, prompt: str) -> np.ndarray:
     of, tokenizer, network = FORMS[form], tiny_tokenizer(), load_transformer(plain)
     limits = [of.get("max_seq_length"), *([of.get("model_max_length", 24), 32] if "max_seq_length" not in of else [])]
     length = min(limit for limit in limits if limit is not None)
-    found = []
+    vectors = []
     for text in TEXTS:
         whole = (prompt + text).lower() if of.get("do_lower_case") else prompt + text
         ids = tokenizer(whole, truncation=True, max_length=length)["input_ids"]
@@ -66,8 +66,8 @@ def direct_vectors(form: str, plain: Path, prompt: str) -> np.ndarray:
                 vector = weight @ vector + (bias if layer != "without bias" else 0)
                 vector = np.tanh(vector) if layer in ("Tanh", "by default") else vector
                 vector = np.maximum(vector, 0) if layer == "ReLU" else vector
-        found.append(vector[: of.get("truncate_dim")])
-    return np.array(found)
+        vectors.append(vector[: of.get("truncate_dim")])
+    return np.array(vectors)
 
 
 # Loading a network takes a second; all forms are compared with the library's.

@@ -46,9 +46,9 @@ def test_training_starts_from_the_whitened_vectors(tiny_start, tmp_path, run):
     assert outcome.status == 0, outcome.err
     vectors = TextEncoder.open(str(tmp_path / "white")).encode(texts, "", 7)
     assert np.linalg.norm(vectors.mean(axis=0)) < 0.2
-    more = ("--embedding-dim", "32", "--max-steps", "1", "--learning-rate", "1e-12", "--no-baselines")
-    assert train(embedding_flags(tmp_path / "white", write_rows(tmp_path / "rows"), *more)) == 0
-    before, after = (load_file(tmp_path / one / "model.safetensors") for one in ("white", "rows/run/export"))
+    extra_flags = ("--embedding-dim", "32", "--max-steps", "1", "--learning-rate", "1e-12", "--no-baselines")
+    assert train(embedding_flags(tmp_path / "white", write_rows(tmp_path / "rows"), *extra_flags)) == 0
+    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("white", "rows/run/export"))
     np.testing.assert_allclose(after["custom_head.dense.weight"], before["custom_head.dense.weight"], atol=1e-6)
     too_long = run(main, *flags[:-1], "31").error
     assert f"--max-seq-length must be at most 30, the longest row that {flags[0]} can take; received 31." in too_long
