@@ -17,7 +17,7 @@ NUM_FILES, NUM_DAMAGES = 3, 1
 
 
 def ids(commands: tuple[tuple[str, str], ...]) -> list[str]:
-    return [" ".join(one) for one in commands]
+    return [" ".join(pair) for pair in commands]
 
 
 @pytest.mark.parametrize(("command", "patterns"), FILE_COMMANDS, ids=ids(FILE_COMMANDS))

@@ -67,7 +67,7 @@ def digests_of_run(folder: Path) -> dict[str, Any]:
 def _layout(path: Path) -> str:
     with safe_open(path, "numpy") as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        listed = [(name, one.get_dtype(), one.get_shape()) for name, one in sorted(slices.items())]
+        listed = [(name, tensor.get_dtype(), tensor.get_shape()) for name, tensor in sorted(slices.items())]
     return digest(json.dumps(listed).encode())
 
 

@@ -30,29 +30,29 @@ Check = Callable[[str, Any], None]
 def check(request: pytest.FixtureRequest) -> Check:
     """Compare with golden.json, or write it there."""
 
-    def compare(name: str, found: dict[str, Any]) -> None:
+    def compare(name: str, digests: dict[str, Any]) -> None:
         golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
         if request.config.getoption("write_golden"):
             of_others = golden.get(name, {}).get("bits", {})
-            if "bits" in found and not found["bits"].keys() & of_others.keys():
-                found["bits"] |= of_others
-            golden[name] = found
+            if "bits" in digests and not digests["bits"].keys() & of_others.keys():
+                digests["bits"] |= of_others
+            golden[name] = digests
             lines = [f"{json.dumps(key)}: {json.dumps(golden[key], sort_keys=True)}" for key in sorted(golden)]
             GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
             return
         expected = golden[name]
         if "bits" not in expected:
-            assert found == expected
+            assert digests == expected
             return
-        assert found["layout"] == expected["layout"]
-        for line, golden_line in zip(found["log"], expected["log"], strict=True):
+        assert digests["layout"] == expected["layout"]
+        for line, golden_line in zip(digests["log"], expected["log"], strict=True):
             assert line.keys() == golden_line.keys()
             assert (line["step"], line["split"]) == (golden_line["step"], golden_line["split"])
             numbers = [name for name, value in line.items() if isinstance(value, int | float)]
             assert [line[name] for name in numbers] == pytest.approx(
                 [golden_line[name] for name in numbers], rel=2e-3, abs=2e-4
             )
-        for machine, bits in found["bits"].items():
+        for machine, bits in digests["bits"].items():
             assert bits == expected["bits"].get(machine, bits)
 
     return compare
@@ -70,8 +70,8 @@ def test_the_shards(chunking, tmp_path, check):
     source = write_source(tmp_path)
     texts = [". ".join(f"A {DOCUMENTS[n + m][:9]}" for m in range(2 + n % 9)) for n in range(80)]
     (source / "docs.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    more = ("--chunking", chunking, "--validation-percent", "20")
-    assert prepare(flags(source, tmp_path / "shards", *more)) == 0
+    extra_flags = ("--chunking", chunking, "--validation-percent", "20")
+    assert prepare(flags(source, tmp_path / "shards", *extra_flags)) == 0
     check(f"shards {chunking}", digests_of_folder(tmp_path / "shards"))
 
 
