@@ -165,9 +165,9 @@ def test_a_bucket_is_deleted_only_after_its_model_was_copied():
     deleted = []
     for page in PAGES:
         commands = "\n".join(re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.S))
-        for found in re.finditer(r"gcloud storage rm --recursive (\S+)", commands):
-            deleted.append(found[1])
-            assert f"gcloud storage cp --recursive {found[1]}/model/export ." in commands[: found.start()], page
+        for match in re.finditer(r"gcloud storage rm --recursive (\S+)", commands):
+            deleted.append(match[1])
+            assert f"gcloud storage cp --recursive {match[1]}/model/export ." in commands[: match.start()], page
     assert deleted
 
 
@@ -179,7 +179,7 @@ def test_the_version_is_the_newest_of_the_changelog():
 def anchors_of(text):
     """List the anchors of a page's headings, as GitHub and the site make them."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), flags=re.M)
-    return {re.sub(r"[^\w -]", "", one).lower().strip().replace(" ", "-") for one in headings}
+    return {re.sub(r"[^\w -]", "", heading).lower().strip().replace(" ", "-") for heading in headings}
 
 
 def test_links_of_the_documentation_lead_somewhere():

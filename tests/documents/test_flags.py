@@ -67,10 +67,10 @@ FLAG_PARSERS = tuple(script for script in SCRIPTS if script in COMMANDS or scrip
 @pytest.mark.parametrize("script", FLAG_PARSERS)
 def test_help_is_short_and_shows_what_must_be_given(script):
     seen = ask_for_help(SCRIPTS, CONFIGS)[script]
-    usage, _, rest = seen.short.partition("\n\n")
+    usage, _, listed_flags = seen.short.partition("\n\n")
     for name in re.findall(r"--[\w-]+", usage):
-        assert f"\n  {name} " in rest
-    assert "--help-all" in rest
+        assert f"\n  {name} " in listed_flags
+    assert "--help-all" in listed_flags
     assert len(seen.short.splitlines()) <= min(80, len(seen.printed.splitlines()))
     assert script != "train/run_mlm.py" or len(seen.short.splitlines()) <= 60
 

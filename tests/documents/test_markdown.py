@@ -42,8 +42,8 @@ def prose_and_blocks(text: str) -> tuple[str, list[tuple[str, str]]]:
 def test_a_page_has_nothing_that_github_does_not_render(page):
     prose, blocks = prose_and_blocks(read(page))
     for name, pattern in ONLY_ON_THE_SITE.items():
-        found = re.search(pattern, prose, flags=re.M)
-        assert not found, f"{page} has {name}: {found[0]!r}"
+        match = re.search(pattern, prose, flags=re.M)
+        assert not match, f"{page} has {name}: {match[0]!r}"
     assert {info for info, _ in blocks} <= LANGUAGES
 
 

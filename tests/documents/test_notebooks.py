@@ -289,8 +289,7 @@ def test_the_finetuning(tiny_start, tmp_path, monkeypatch):
     for name in ("train", "own-train", "embed"):
         assert [picture.startswith(PNG) for picture in pictures(cells[name])] == [True], name
     assert "kappa" in printed(cells["own-train"])
-    found = re.findall(r"^ +-?\d\.\d{4}  \S", printed(cells["search"]), flags=re.M)
-    assert len(found) == 6
+    assert len(re.findall(r"^ +-?\d\.\d{4}  \S", printed(cells["search"]), flags=re.M)) == 6
     assert re.fullmatch(r"(-?\d\.\d{3}  \S.*\n){3}", printed(cells["search-again"]))
     assert (tmp_path / "stars" / "export" / "model.safetensors").is_file()
 

@@ -66,12 +66,12 @@ def test_a_name_that_is_not_there_is_missed():
 
 
 def test_private_names_are_used_in_few_modules():
-    found: dict[str, set[str]] = {}
+    modules: dict[str, set[str]] = {}
     for file, names in USED.items():
         for name in names:
             if not name.startswith(BINDINGS):
-                found.setdefault(name.partition(".")[0], set()).add(file)
-    assert found == MODULES
+                modules.setdefault(name.partition(".")[0], set()).add(file)
+    assert modules == MODULES
 
 
 def test_tf_keras_counts_steps_by_the_variable_that_we_use():

@@ -39,9 +39,9 @@ def test_the_map_of_the_code_names_all_folders():
         parents = folders[-1].split("/")[: len(branch) // 4] if folders else []
         folders.append("/".join([*parents, name]))
     assert len(folders) == len(tree.splitlines())
-    there = {str(parent) for path in tracked_files() for parent in path.parents}
-    assert set(folders) <= there
-    mapped = {folder for folder in there if folder.split("/")[0] in MAPPED and not folder.startswith("train/checks/")}
+    tracked = {str(parent) for path in tracked_files() for parent in path.parents}
+    assert set(folders) <= tracked
+    mapped = {folder for folder in tracked if folder.split("/")[0] in MAPPED and not folder.startswith("train/checks/")}
     assert mapped == {folder for folder in folders if folder.split("/")[0] != "tests"}
 
 
@@ -71,5 +71,7 @@ def test_text_is_read_and_written_in_a_named_encoding():
 @pytest.mark.parametrize("stage", ["train", "finetuning"])
 def test_the_chapters_of_a_stage_are_all_there(stage):
     named = set(re.findall(r"\b(\w+(?:\.py|/))", importlib.import_module(stage).__doc__ or ""))
-    there = {path.parts[1] + ("/" if len(path.parts) > 2 else "") for path in tracked_files() if path.parts[0] == stage}
-    assert named == there - {"__init__.py"}
+    chapters = {
+        path.parts[1] + ("/" if len(path.parts) > 2 else "") for path in tracked_files() if path.parts[0] == stage
+    }
+    assert named == chapters - {"__init__.py"}

@@ -80,8 +80,8 @@ def test_a_user_of_a_tpu_sees_the_runtime_in_these_lines(monkeypatch):
 
 
 def test_flags_are_those_of_the_commands():
-    known = {name for _, listed, _ in COMMANDS.values() for name in listed.split()}
-    known |= {action.dest for module in PARSERS.values() for action in module.build_parser()._actions}
+    flag_names = {name for _, listed, _ in COMMANDS.values() for name in listed.split()}
+    flag_names |= {action.dest for module in PARSERS.values() for action in module.build_parser()._actions}
     prose = re.sub(r"```.*?```", "", TEXT, flags=re.S)
     spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
     flags = [
@@ -89,4 +89,4 @@ def test_flags_are_those_of_the_commands():
     ]
     assert len(flags) > 30
     assert len(OUR_MESSAGES) > 20
-    assert not [flag for flag in flags if flag.replace("-", "_") not in known]
+    assert not [flag for flag in flags if flag.replace("-", "_") not in flag_names]
