@@ -102,13 +102,13 @@ def run(folder: Path, arguments: argparse.Namespace) -> None:
     device = subprocess.check_output([sys.executable, "-c", NAME_DEVICE], encoding="utf-8").strip()
     results: dict[str, Any] = {}
     for name, tolerance in () if arguments.without_losses else TOLERANCES.items():
-        found, expected = losses_of(folder, name, {}), steps[name]["cpu_losses"]
-        differences = [abs(one / other - 1) for one, other in zip(found, expected, strict=True)]
+        losses, expected = losses_of(folder, name, {}), steps[name]["cpu_losses"]
+        differences = [abs(loss / cpu_loss - 1) for loss, cpu_loss in zip(losses, expected, strict=True)]
         first, largest = max(differences[:NUM_FOLLOWED_STEPS]), max(differences)
         verdict = "follow" if first <= tolerance else "DO NOT FOLLOW"
         followed = f"the first {len(differences[:NUM_FOLLOWED_STEPS])} of {len(expected)} losses {verdict} the CPU's"
         print(f"{device}, {name}: {followed}, within {first:.1e}; all are within {largest:.1e}", flush=True)
-        results[name] = {"losses": found, "first_differ_by": first, "all_differ_by": largest, "tolerance": tolerance}
+        results[name] = {"losses": losses, "first_differ_by": first, "all_differ_by": largest, "tolerance": tolerance}
     peak = next((value for kind, value in PEAKS.items() if kind in device), None)
     has_torch = importlib.util.find_spec("torch") is not None and not arguments.without_torch and "TPU" not in device
     settings = {"steps_per_round": arguments.steps_per_round}
@@ -142,9 +142,9 @@ def figures_of(
     step: dict[str, Any], times: list[Times], figures: dict[str, float], peak: float | None, settings: dict[str, int]
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the results of a step to write to the file, and the cells of its row in the table."""
-    seconds = [one.seconds / settings["steps_per_round"] for one in times]
+    seconds = [round_times.seconds / settings["steps_per_round"] for round_times in times]
     (num_rows, length), _ = next(iter(step["batch"].values()))
-    rates = [num_rows * length / one for one in seconds]
+    rates = [num_rows * length / step_seconds for step_seconds in seconds]
     median_seconds = sorted(seconds)[len(seconds) // 2]
     mfu = step["flops"] / median_seconds / peak if peak and step["flops"] else None
     cells = [

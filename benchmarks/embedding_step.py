@@ -86,8 +86,8 @@ def print_results(times: dict[str, list[Times]], num_pairs: int) -> None:
     """Print the pairs per second of each contender, and the median ratios of the first speed to each other speed."""
     rows = []
     for name, rounds in times.items():
-        milliseconds = statistics.median(1000 * one.cpu_seconds / num_pairs for one in rounds)
-        rates = median_and_range([num_pairs / one.seconds for one in rounds], ",.1f")
+        milliseconds = statistics.median(1000 * round_times.cpu_seconds / num_pairs for round_times in rounds)
+        rates = median_and_range([num_pairs / round_times.seconds for round_times in rounds], ",.1f")
         rows.append([name, *rates, f"{milliseconds:.1f}"])
     print_table("embeddings|pairs/s|(from-to)|CPU ms a pair", rows)
     first, *others = times
@@ -115,7 +115,7 @@ def main() -> None:
         subprocess.run(command, check=True, stdout=sys.stderr)
         print(f"{arguments.num_rows:,} pairs of {'SQuAD' if arguments.squad_file else 'a stand-in for SQuAD'}")
         torch_python = arguments.torch_python
-        if not torch_python and any(CONTENDERS[one][0] == TRAINER for one in arguments.contenders):
+        if not torch_python and any(CONTENDERS[contender][0] == TRAINER for contender in arguments.contenders):
             torch_python = make_torch_environment(folder / "torch", *REQUIREMENTS)
         times = measure_in_turns(
             lambda name: start(name, folder, settings, torch_python), arguments.contenders, arguments.rounds

@@ -117,8 +117,8 @@ def print_results(times: dict[str, list[Times]], num_rows: int, tokens: dict[str
     """Print the examples per second of each contender, and the median ratios of the first speed to each other speed."""
     rows = []
     for name, rounds in times.items():
-        rates = [num_rows / one.seconds for one in rounds]
-        milliseconds = statistics.median(1000 * one.cpu_seconds / num_rows for one in rounds)
+        rates = [num_rows / round_times.seconds for round_times in rounds]
+        milliseconds = statistics.median(1000 * round_times.cpu_seconds / num_rows for round_times in rounds)
         rows.append([name, *median_and_range(rates, ",.0f"), f"{milliseconds:.2f}", f"{tokens[name]:.1f}"])
     print_table("fine-tuning|examples/s|(from-to)|CPU ms an example|tokens a row", rows)
     first, *others = times
@@ -143,7 +143,7 @@ def main() -> None:
         size = f"{lengths.mean():.1f} tokens on average and at most {lengths.max()}"
         print(f"{len(lengths):,} rows of {source}, with {size}")
         torch_python = arguments.torch_python
-        if not torch_python and any(CONTENDERS[one][0] == TRAINER for one in arguments.contenders):
+        if not torch_python and any(CONTENDERS[contender][0] == TRAINER for contender in arguments.contenders):
             torch_python = make_torch_environment(folder / "torch")
         times = measure_in_turns(
             lambda name: start(name, folder, settings, torch_python), arguments.contenders, arguments.rounds

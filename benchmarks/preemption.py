@@ -40,7 +40,7 @@ def object_sizes(server: ServerProcess) -> dict[str, int]:
     """Return {name: size in bytes} of the objects in the run's checkpoints."""
     url = f"{server.url}/storage/v1/b/{BUCKET}/o?prefix=run/checkpoints/"
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url) as answer:
-        return {one["name"]: int(one["size"]) for one in json.load(answer).get("items", [])}
+        return {metadata["name"]: int(metadata["size"]) for metadata in json.load(answer).get("items", [])}
 
 
 def preempt(server: ServerProcess, flags: list[str], bytes_per_second: float) -> tuple[dict[str, float], int]:
@@ -106,7 +106,7 @@ def main() -> None:
                     seconds, num_bytes = preempt(server, flags, rate * 1e6)
                     runs.append(seconds)
                     print(f"{rate:g} MB/s, run {number + 1}: {seconds}", file=sys.stderr)
-                times = {name: [one[name] for one in runs] for name in runs[0]}
+                times = {name: [run[name] for run in runs] for name in runs[0]}
                 medians = {name: f"{statistics.median(values):.1f}" for name, values in times.items()}
                 ranges = [*median_and_range(times["copied"], ".1f"), *median_and_range(times["whole"], ".1f")]
                 rows.append([f"{rate:g}", str(len(runs)), medians["step"], *ranges, medians["ended"]])

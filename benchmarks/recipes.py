@@ -112,21 +112,21 @@ def verdict(difference: float, error: float) -> str:
 
 def table_of(results: list[dict[str, Any]], arms: Sequence[str]) -> list[list[str]]:
     """Make a row per arm: steps, CPU ms per step, mean loss, mean difference from the first arm, error, verdict."""
-    losses = {name: {one["seed"]: one["loss"] for one in results if one["arm"] == name} for name in arms}
+    losses = {name: {result["seed"]: result["loss"] for result in results if result["arm"] == name} for name in arms}
     first, *_ = losses.values()
     rows = []
-    for name, found in losses.items():
-        of_arm = [one for one in results if one["arm"] == name]
+    for name, by_seed in losses.items():
+        of_arm = [result for result in results if result["arm"] == name]
         judged = ["", "", ""]
-        if found is not first:
-            differences = [loss - first[seed] for seed, loss in found.items() if seed in first]
+        if by_seed is not first:
+            differences = [loss - first[seed] for seed, loss in by_seed.items() if seed in first]
             mean = statistics.mean(differences)
             error = statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else math.nan
             judged = [f"{mean:+.3f}", f"{error:.3f}", verdict(mean, error)]
-        cost = statistics.median(one["step_cpu_seconds"] for one in of_arm)
-        steps = statistics.median(one["num_steps"] for one in of_arm)
-        loss = statistics.mean(found.values())
-        rows.append([name, str(len(found)), f"{steps:,.0f}", f"{1000 * cost:.0f}", f"{loss:.3f}", *judged])
+        cost = statistics.median(result["step_cpu_seconds"] for result in of_arm)
+        steps = statistics.median(result["num_steps"] for result in of_arm)
+        loss = statistics.mean(by_seed.values())
+        rows.append([name, str(len(by_seed)), f"{steps:,.0f}", f"{1000 * cost:.0f}", f"{loss:.3f}", *judged])
     return rows
 
 

@@ -65,7 +65,7 @@ def main() -> None:
             for times, checkout in zip(seconds, checkouts, strict=True):
                 with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
                     times.append(STARTS[name](checkout, quickstart, folder))
-        ratio = statistics.median(one / other for one, other in zip(*seconds, strict=True))
+        ratio = statistics.median(this / beside for this, beside in zip(*seconds, strict=True))
         rows.append([name, *(cell for times in seconds for cell in median_and_range(times, ".2f")), f"{ratio:.2f}"])
     print_table("to|this: s|(from-to)|beside: s|(from-to)|this / beside", rows)
 

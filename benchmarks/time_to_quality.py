@@ -164,13 +164,13 @@ def print_results(curves: dict[str, Curve], entropy: float) -> None:
     )
     print(f"entropy of the token frequencies: {entropy:.3f}")
     ours = [name for name in curves if RECIPES[name].is_ours]
-    for one, other in product(ours, (name for name in curves if name not in ours)):
+    for recipe, other in product(ours, (name for name in curves if name not in ours)):
         total_seconds, final_loss = curves[other][-1]
-        needed = seconds_to(final_loss, curves[one])
+        needed = seconds_to(final_loss, curves[recipe])
         share = (
             "never" if needed is None else f"after {needed:.0f} s ({needed / total_seconds:.2f} of that recipe's time)"
         )
-        print(f"{one} reaches the final loss of {other}, {final_loss:.3f}, {share}")
+        print(f"{recipe} reaches the final loss of {other}, {final_loss:.3f}, {share}")
 
 
 def message(curves: dict[str, Curve]) -> tuple[str, str]:
@@ -188,8 +188,8 @@ def message(curves: dict[str, Curve]) -> tuple[str, str]:
             sentences.append(f"reaches {loss} in {needed_seconds:.0f} s instead of {total_seconds:.0f} s")
     if not ours or not sentences:
         return "Validation loss over training time", ""
-    title, *more = sentences
-    subtitle = "".join(f"It {sentence}. " for sentence in more)
+    title, *subtitle_sentences = sentences
+    subtitle = "".join(f"It {sentence}. " for sentence in subtitle_sentences)
     return f"This project's ModernBERT {title}", subtitle.strip()
 
 

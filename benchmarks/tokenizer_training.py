@@ -192,9 +192,9 @@ def peer_row(name: str, result: Result) -> list[str]:
     seconds = [run.seconds for run in result.runs]
     measured = [str(len(seconds)), *median_and_range(seconds, ".1f")]
     quality = ["-"] * 5
-    if found := result.quality:
-        rates = f"{found.unknown_rate:.3%}", f"{found.byte_rate:.3%}"
-        quality = [f"{result.num_pieces:,}", f"{found.bytes_per_token:.4f}", f"{found.tokens_per_word:.4f}", *rates]
+    if scores := result.quality:
+        rates = f"{scores.unknown_rate:.3%}", f"{scores.byte_rate:.3%}"
+        quality = [f"{result.num_pieces:,}", f"{scores.bytes_per_token:.4f}", f"{scores.tokens_per_word:.4f}", *rates]
     return [name, *measured, f"{result.peak_bytes / 1e6:,.0f}", *quality, result.failure]
 
 

@@ -78,14 +78,14 @@ def print_results(times: dict[str, list[Times]], num_steps: int, num_tokens: int
     """Print the tokens per second of each contender, and the median ratios of their speeds."""
     rows = []
     for name, rounds in times.items():
-        rates = [num_steps * num_tokens / one.seconds for one in rounds]
-        cpu_seconds = statistics.median(one.cpu_seconds / num_steps for one in rounds)
+        rates = [num_steps * num_tokens / round_times.seconds for round_times in rounds]
+        cpu_seconds = statistics.median(round_times.cpu_seconds / num_steps for round_times in rounds)
         rows.append([name, *median_and_range(rates, ",.0f"), f"{cpu_seconds:.2f}"])
     print_table("training|tokens/s|(from-to)|CPU s a step", rows)
     rows = [
-        [f"{one} / {other}", *ratios_of_rounds(times[one], times[other])]
-        for one, other in RATIOS
-        if one in times and other in times
+        [f"{first} / {second}", *ratios_of_rounds(times[first], times[second])]
+        for first, second in RATIOS
+        if first in times and second in times
     ]
     print_table("speed|median of the rounds|(from-to)|by CPU seconds", rows)
 

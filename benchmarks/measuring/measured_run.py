@@ -113,9 +113,9 @@ def _family(pid: int) -> list[int]:
 
 def memory_of(pid: int) -> int:
     try:
-        found = re.search(
+        match = re.search(
             r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8"), re.MULTILINE
         )
     except OSError:
         return 0
-    return int(found[1]) * 1024 if found else 0
+    return int(match[1]) * 1024 if match else 0

@@ -172,9 +172,9 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def make_torch_environment(folder: Path, *more: str) -> str:
+def make_torch_environment(folder: Path, *packages: str) -> str:
     """Install PyTorch, transformers and further packages in a new environment, and return its interpreter."""
     venv.create(folder, with_pip=True)
     interpreter = str(folder / "bin" / "python")
-    subprocess.run([interpreter, "-m", "pip", "install", "--quiet", *TORCH_REQUIREMENTS, *more], check=True)
+    subprocess.run([interpreter, "-m", "pip", "install", "--quiet", *TORCH_REQUIREMENTS, *packages], check=True)
     return interpreter

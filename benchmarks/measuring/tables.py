@@ -26,8 +26,8 @@ def median_and_range(values: Sequence[float], form: str) -> list[str]:
     return [f"{statistics.median(values):{form}}", f"({min(values):{form}}-{max(values):{form}})"]
 
 
-def ratios_of_rounds(one: Sequence[Times], other: Sequence[Times]) -> list[str]:
-    """Return three cells: how many times as fast `one` is as `other`, with the range, and the ratio of CPU seconds."""
-    pairs = list(zip(one, other, strict=True))
+def ratios_of_rounds(first: Sequence[Times], second: Sequence[Times]) -> list[str]:
+    """Return three cells: how many times as fast `first` is as `second`, the range, and the ratio of CPU seconds."""
+    pairs = list(zip(first, second, strict=True))
     cpu_ratio = statistics.median(theirs.cpu_seconds / ours.cpu_seconds for ours, theirs in pairs)
     return [*median_and_range([theirs.seconds / ours.seconds for ours, theirs in pairs], ".2f"), f"{cpu_ratio:.2f}"]

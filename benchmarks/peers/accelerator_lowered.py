@@ -38,8 +38,8 @@ def write_base_step(folder: Path, name: str, flags: Sequence[str], vocab_size: i
 
 def write_short_run(folder: Path, name: str, flags: Sequence[str], num_steps: int) -> dict[str, Any]:
     """Write the step of a run, its initial state, and the rows of its first steps."""
-    more = ("--runtime", "jax", "--max-steps", str(num_steps), "--output-dir", str(folder / "run"))  # never created
-    run = Pretraining().open_run(parse_training_config([*flags, *more], ""), Cluster()).planned(1)
+    options = ("--runtime", "jax", "--max-steps", str(num_steps), "--output-dir", str(folder / "run"))  # never created
+    run = Pretraining().open_run(parse_training_config([*flags, *options], ""), Cluster()).planned(1)
     (phase,) = run.phases
     batches = run.batches_from(phase, ResumePoint())(tf.distribute.InputContext()).take(num_steps)
     rows = [dict(batch) for batch in batches.as_numpy_iterator()]
@@ -56,9 +56,9 @@ def _write(
     spec = batch_spec(phase.task.features(plan.max_length), plan.global_batch_rows)
     lowered = lower(model.train_step, (spec,), 1)
     arrays, parameters = dict(arrays or {}), []
-    for number, one in enumerate(lowered.captured):
-        value = value_of(one) if isinstance(one, tf.Variable) else one.numpy()
-        entry = {"name": getattr(one, "name", ""), "shape": list(value.shape), "dtype": value.dtype.name}
+    for number, captured in enumerate(lowered.captured):
+        value = value_of(captured) if isinstance(captured, tf.Variable) else captured.numpy()
+        entry = {"name": getattr(captured, "name", ""), "shape": list(value.shape), "dtype": value.dtype.name}
         if value.size > 1 and not value.any():
             entry["spread"] = 0.0
         elif max_kept_values is not None and value.size > max_kept_values:
@@ -71,7 +71,7 @@ def _write(
     (folder / f"{name}.mlir.gz").write_bytes(gzip.compress(text.encode()))
     np.savez_compressed(folder / f"{name}.npz", **arrays)
     return {
-        "batch": {feature: [list(one.shape), one.dtype.name] for feature, one in sorted(spec.items())},
+        "batch": {feature: [list(tensor.shape), tensor.dtype.name] for feature, tensor in sorted(spec.items())},
         "parameters": parameters,
         "vocab_size": phase.model_config.vocab_size,
         "flops": planned_step_flops(phase.model_config, plan, phase.num_predictions(plan)),

@@ -53,13 +53,13 @@ class Step:
 
     def _initial_values(self) -> Iterator[NDArray[Any]]:
         generator = np.random.default_rng(0)
-        for number, one in enumerate(self.entry["parameters"]):
-            if (spread := one.get("spread")) is None:
+        for number, parameter in enumerate(self.entry["parameters"]):
+            if (spread := parameter.get("spread")) is None:
                 yield self.arrays[f"parameters/{number}"]
             elif spread:
-                yield (spread * generator.standard_normal(one["shape"], np.float32)).astype(one["dtype"])
+                yield (spread * generator.standard_normal(parameter["shape"], np.float32)).astype(parameter["dtype"])
             else:
-                yield np.zeros(one["shape"], one["dtype"])
+                yield np.zeros(parameter["shape"], parameter["dtype"])
 
     def random_batch(self) -> Batch:
         generator, ids = np.random.default_rng(1), (5, self.entry["vocab_size"])

@@ -61,8 +61,8 @@ def read_entrants(path: Path) -> dict[str, Entrant]:
         try:
             is_filled = bool(entrants[name].arguments(dict.fromkeys(PLACEHOLDERS, "")))
         except (LookupError, ValueError, AttributeError) as error:
-            known = ", ".join(f"{{{placeholder}}}" for placeholder in PLACEHOLDERS)
-            raise InputError(f"{form} with {known}; the command is refused: {error}.") from error
+            placeholders = ", ".join(f"{{{placeholder}}}" for placeholder in PLACEHOLDERS)
+            raise InputError(f"{form} with {placeholders}; the command is refused: {error}.") from error
         if not is_filled or not re.fullmatch(r"[\w-]+", name):
             raise InputError(f"{form}; received {entry!r}.")
     return entrants

@@ -92,11 +92,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     data, runs = arguments.data.resolve(), arguments.runs.resolve()
     try:
-        known = read_entrants(arguments.entrants_file)
-        num_steps = dict(_steps_of(text, tuple(known)) for text in arguments.entrants)
+        entrants = read_entrants(arguments.entrants_file)
+        num_steps = dict(_steps_of(text, tuple(entrants)) for text in arguments.entrants)
         if not arguments.any_data:
             check_data(data)
-        check_torch([known[name] for name in num_steps], arguments.torch_python)
+        check_torch([entrants[name] for name in num_steps], arguments.torch_python)
         print_machine()
         results = [_result(arguments, data, runs, seed, num_steps) for seed in arguments.seeds]
     except InputError as error:
@@ -112,10 +112,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     print_table("entrant|steps|bits per byte|of seeds|seconds|seconds of the first / its seconds|of seeds", rows)
 
 
-def _steps_of(text: str, known: Sequence[str]) -> tuple[str, int]:
+def _steps_of(text: str, names: Sequence[str]) -> tuple[str, int]:
     name, _, steps = text.partition("=")
-    if name not in known or not steps.isdecimal() or not int(steps):
-        raise InputError(f"--entrants must be NAME=STEPS, with a name among {', '.join(known)}; received {text}.")
+    if name not in names or not steps.isdecimal() or not int(steps):
+        raise InputError(f"--entrants must be NAME=STEPS, with a name among {', '.join(names)}; received {text}.")
     return name, int(steps)
 
 
@@ -132,7 +132,7 @@ def _result(
         if not is_same or lengths != 2 * [len(num_steps)]:
             raise InputError(f"{path} is of other entrants or steps: {result['steps']}. Choose another folder.")
         return result
-    known = read_entrants(arguments.entrants_file)
+    entrants = read_entrants(arguments.entrants_file)
     race = Race(data, runs, arguments.torch_python, 0, 0)
     folders = [runs / name / f"seed-{seed}" for name in num_steps]
     commands = []
@@ -140,8 +140,8 @@ def _result(
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         # A program that would stop by the clock also knows --max-steps.
-        command = known[name].command.replace("--seconds {seconds}", "--max-steps {steps}")
-        commands.append(race.command(known[name]._replace(command=command), folder / "run", seed, num_steps[name]))
+        command = entrants[name].command.replace("--seconds {seconds}", "--max-steps {steps}")
+        commands.append(race.command(entrants[name]._replace(command=command), folder / "run", seed, num_steps[name]))
     turns = run_in_turns(commands, [folder / "log.txt" for folder in folders], arguments.turn_seconds)
     bits = [score(check_export(folder / "run", data), data, folder)["value"] for folder in folders]
     result = {"steps": num_steps, "bits_per_byte": bits, "seconds": [sum(seconds) for seconds in turns]}

@@ -141,17 +141,17 @@ def print_results(race: Race, entrants: Sequence[Entrant]) -> None:
     rows = []
     for entrant, of_seeds in results:
         if of_seeds:
-            bits, seconds, cpu = ([one[name] for one in of_seeds] for name in ("value", "seconds", "cpu_seconds"))
+            bits, seconds, cpu = ([result[name] for result in of_seeds] for name in ("value", "seconds", "cpu_seconds"))
             means = [f"{statistics.mean(values):.{places}f}" for values, places in ((bits, 3), (seconds, 1), (cpu, 0))]
             spread = f"({min(bits):.3f}-{max(bits):.3f})"
             rows.append([entrant.name, means[0], spread, str(len(bits)), *means[1:]])
     print_table("entrant|bits per byte|of seeds|seeds|seconds|CPU seconds", sorted(rows, key=lambda row: float(row[1])))
 
 
-def _chosen(known: Mapping[str, Entrant], name: str) -> Entrant:
-    if name not in known:
-        raise InputError(f"--entrants must be among {', '.join(known)}; received {name}.")
-    return known[name]
+def _chosen(by_name: Mapping[str, Entrant], name: str) -> Entrant:
+    if name not in by_name:
+        raise InputError(f"--entrants must be among {', '.join(by_name)}; received {name}.")
+    return by_name[name]
 
 
 def check_torch(entrants: Sequence[Entrant], torch_python: str) -> None:
@@ -182,8 +182,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     data, runs = arguments.data.resolve(), arguments.runs.resolve()
     try:
-        known = read_entrants(arguments.entrants_file)
-        entrants = [_chosen(known, name) for name in arguments.entrants or known]
+        by_name = read_entrants(arguments.entrants_file)
+        entrants = [_chosen(by_name, name) for name in arguments.entrants or by_name]
         if not arguments.any_data:
             check_data(data)
         check_torch(entrants, arguments.torch_python)

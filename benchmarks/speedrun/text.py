@@ -63,9 +63,9 @@ MAX_SHARED_WORDS = 12
 def check_sha256(path: Path, expected: str, hint: str) -> None:
     """Raise InputError unless the file exists and has this SHA-256."""
     with guarded_read(path, "a file", hint=hint):
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != expected:
-        raise InputError(f"{path} must have the SHA-256 {expected}; it has {found}. {hint}")
+        checksum = hashlib.sha256(path.read_bytes()).hexdigest()
+    if checksum != expected:
+        raise InputError(f"{path} must have the SHA-256 {expected}; it has {checksum}. {hint}")
 
 
 def download(folder: Path, packages: Mapping[str, str]) -> None:
@@ -106,8 +106,8 @@ def runs_of_words(document: str) -> Iterator[tuple[str, ...]]:
 def without_shared(documents: Iterable[str], others: Iterable[str]) -> list[str]:
     """Drop the documents that share more than `MAX_SHARED_WORDS` consecutive words with a document of `others`."""
     documents = list(documents)
-    known = {run for document in documents for run in runs_of_words(document)}
-    shared = {run for other in others for run in runs_of_words(other) if run in known}
+    runs = {run for document in documents for run in runs_of_words(document)}
+    shared = {run for other in others for run in runs_of_words(other) if run in runs}
     return [document for document in documents if shared.isdisjoint(runs_of_words(document))]
 
 

@@ -49,7 +49,7 @@ def test_new_words_keep_coming_in_generated_text(tmp_path):
     write_generated_text(path, 4_000_000)
     words = path.read_text(encoding="ascii").replace(",", "").replace(".", "").split()
     num_distinct = [len(set(words[: len(words) // part])) for part in (16, 4, 1)]
-    assert all(2.2 < more / fewer < 3.2 for fewer, more in itertools.pairwise(num_distinct))
+    assert all(2.2 < larger / smaller < 3.2 for smaller, larger in itertools.pairwise(num_distinct))
     assert 6 < 4_000_000 / len(words) < 8
     assert 0.04 < max(map(words.count, set(words[:100]))) / len(words) < 0.1
 
@@ -131,18 +131,18 @@ TABLES = {
         "--train-file={tmp}/train.jsonl.gz --valid-file={tmp}/valid.jsonl.gz --vocab-sizes 1000 --repeats 1 "
         "--trainer-repeats 1 --generated-megabytes 1",
         [
-            *(rf"^{one} +1 .* 1,000 +[34]\.\d{{4}} " for one in ("ours", "ours, no byte fallback", "UnigramTrainer")),
+            *(rf"^{name} +1 .* 1,000 +[34]\.\d{{4}} " for name in ("ours", "ours, no byte fallback", "UnigramTrainer")),
             *(r"^SentencePiece +1 .* 1,000 +[34]\.\d{4} ", "memory of ours / UnigramTrainer", r"^1 .* 1\.00 "),
         ],
     ),
     "input_pipeline.py": (
         f"--num-rows=600 --length=32 --batch-rows=64 --vocab-size=1000 --repeats=1 --contenders {' '.join(INPUTS)}",
-        [*(rf"^{one} +1 +[\d,]+ +\(" for one in INPUTS), *(["ours-masked / tutorial "] if HAS_TF_CLASSES else [])],
+        [*(rf"^{name} +1 +[\d,]+ +\(" for name in INPUTS), *(["ours-masked / tutorial "] if HAS_TF_CLASSES else [])],
     ),
     "prepare.py": (
         "--train-file={tmp}/train.jsonl --vocab-size=1000 --length=64 --repeats=1 --generated-megabytes 1",
         [
-            *(rf"^{one} +1 +\d+\.\d+ " for one in ("ours", "tutorial", "tokenizer")),
+            *(rf"^{name} +1 +\d+\.\d+ " for name in ("ours", "tutorial", "tokenizer")),
             *("time of tutorial / ours", r"^1 .* 1\.00 "),
         ],
     ),
@@ -150,18 +150,18 @@ TABLES = {
         f"--torch-python {{torch}} --contenders {' '.join(TUTORIAL)} ours 'torch gathered in bfloat16' {TINY} "
         f"--vocab-size=500 --length=16 {STEPS}",
         [
-            *(rf"^{one} +[\d,]+ +\(" for one in (*TUTORIAL, "ours", "torch gathered in bfloat16")),
-            *(rf"^ours / {one} +\d" for one in TUTORIAL),
+            *(rf"^{name} +[\d,]+ +\(" for name in (*TUTORIAL, "ours", "torch gathered in bfloat16")),
+            *(rf"^ours / {name} +\d" for name in TUTORIAL),
         ],
     ),
     "resume.py": (
         "--num-rows=2000 --length=16 --late-step=900 --repeats=1 --num-layers=1 --saves=1",
-        [rf"^{one} +1 +\d" for one in ("101", "901", "run-mlm", "CheckpointManager")],
+        [rf"^{name} +1 +\d" for name in ("101", "901", "run-mlm", "CheckpointManager")],
     ),
     "runtime_cost.py": (
         "--num-layers=1 --num-steps=4 --warmup-steps=2 --rounds=1 --runs TensorFlow 'JAX, cold cache'",
         [
-            *(rf"^{one} +1 +\d+\.\d +\(" for one in ("TensorFlow", "JAX, cold cache")),
+            *(rf"^{name} +1 +\d+\.\d +\(" for name in ("TensorFlow", "JAX, cold cache")),
             r"^JAX, cold cache / TensorFlow start \d+\.\d\d, step \d",
         ],
     ),
@@ -169,7 +169,7 @@ TABLES = {
         f"--torch-python {{torch}} --num-rows=300 {TINY} --vocab-size=600 --length=32 --batch-rows=8 {STEPS} "
         "--warmup-steps=2",
         [
-            *(rf"^{one} +[\d,.]+ +\(" for one in ("ours", "sentence-transformers")),
+            *(rf"^{name} +[\d,.]+ +\(" for name in ("ours", "sentence-transformers")),
             *("300 pairs of a stand-in for SQuAD", r"^ours / sentence-transformers +\d"),
         ],
     ),
@@ -177,8 +177,8 @@ TABLES = {
         f"--torch-python {{torch}} --num-rows=700 {TINY} --vocab-size=600 --length=32 {STEPS} --warmup-steps=2 "
         f"--contenders ours {' '.join(map(repr, FINETUNERS))}",
         [
-            *(rf"^{one} +[\d,]+ +\(" for one in ("ours", *FINETUNERS)),
-            *(rf"^ours / {one} +\d" for one in FINETUNERS),
+            *(rf"^{name} +[\d,]+ +\(" for name in ("ours", *FINETUNERS)),
+            *(rf"^ours / {name} +\d" for name in FINETUNERS),
             *("700 rows of a stand-in for SST-2", r"^ours is warm: programs \d, seconds to compile "),
         ],
     ),

@@ -105,7 +105,7 @@ def test_a_queue_gives_each_arm_as_much_time_and_goes_on_where_it_was_stopped(tm
 
     printed = run("--cpu-seconds", "30", "--num-seeds", "2")
     results = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [(one["arm"], one["seed"], one["num_steps"]) for one in results] == [
+    assert [(result["arm"], result["seed"], result["num_steps"]) for result in results] == [
         ("today", 1, 30), ("muon", 1, 10), ("today", 2, 30), ("muon", 2, 10),
     ]  # fmt: skip
     num_started = len(started)

@@ -66,13 +66,13 @@ def test_the_table_of_turns_is_that_of_the_runs():
     runs = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     page = TABLE.with_name("README.md").read_text(encoding="utf-8")
     by_entrant: dict[str, list[dict[str, Any]]] = {}
-    for one in runs:
-        by_entrant.setdefault(one["entrant"], []).append(one)
+    for run in runs:
+        by_entrant.setdefault(run["entrant"], []).append(run)
     first = by_entrant["ours-bfloat16"]
     for name, of_entrant in by_entrant.items():
-        bits = [one["bits_per_byte"] for one in of_entrant]
-        mean_seconds = statistics.mean(one["seconds"] for one in of_entrant)
-        ratios = [one["seconds"] / other["seconds"] for one, other in zip(first, of_entrant, strict=True)]
+        bits = [run["bits_per_byte"] for run in of_entrant]
+        mean_seconds = statistics.mean(run["seconds"] for run in of_entrant)
+        ratios = [first_run["seconds"] / run["seconds"] for first_run, run in zip(first, of_entrant, strict=True)]
         shown = f"{statistics.mean(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})" if of_entrant != first else "1"
         scores = f"{statistics.mean(bits):.3f} ({min(bits):.3f}-{max(bits):.3f})"
         assert f"| `{name}` | 350 | {scores} | {mean_seconds:.0f} | {shown} |" in page
@@ -251,7 +251,7 @@ def test_in_turns_only_one_program_runs_at_a_time(tmp_path):
     commands = [[sys.executable, "-c", LOGGING, str(tmp_path / "order"), name, "0"] for name in "ab"]
     turns = in_turns.run_in_turns(commands, [tmp_path / "a.txt", tmp_path / "b.txt"], 0.05)
     order = (tmp_path / "order").read_text(encoding="utf-8")
-    num_changes = sum(one != other for one, other in itertools.pairwise(order))
+    num_changes = sum(previous != current for previous, current in itertools.pairwise(order))
     assert (order.count("a"), order.count("b")) == (40, 40)
     assert 1 <= num_changes < sum(map(len, turns))
     assert all(seconds > 0 for of_program in turns for seconds in of_program)
@@ -266,8 +266,10 @@ def test_in_turns_a_program_that_fails_ends_the_others(tmp_path):
 
 def test_in_turns_results_are_kept_and_compared_with_the_first(data, tmp_path, monkeypatch, capsys):
     (tmp_path / "entrant.py").write_text(program(), encoding="utf-8")
-    one, two = (f"{{python}} {tmp_path}/entrant.py {{output}} {flag}" for flag in ("{steps}", "--seconds {seconds}"))
-    table = {name: {"about": "", "command": command} for name, command in (("one", one), ("two", two))}
+    by_steps, by_seconds = (
+        f"{{python}} {tmp_path}/entrant.py {{output}} {flag}" for flag in ("{steps}", "--seconds {seconds}")
+    )
+    table = {name: {"about": "", "command": command} for name, command in (("one", by_steps), ("two", by_seconds))}
     (tmp_path / "entrants.yaml").write_text(json.dumps(table), encoding="utf-8")
     monkeypatch.setattr(in_turns, "score", lambda *_: {"value": 1.25})
     flags = [str(data), str(tmp_path / "runs"), "--any-data", "--entrants-file", str(tmp_path / "entrants.yaml")]
@@ -309,7 +311,7 @@ def test_pytorch_races_on_a_tiny_text(torch_python, tmp_path, monkeypatch, capsy
         for seed, split in enumerate(text.SPLITS):
             write_generated_text(tmp_path / "text", 100_000, seed)
             texts = (tmp_path / "text").read_text(encoding="utf-8").split("\n")
-            write_jsonl(folder / "text" / f"{split}.jsonl", *({"text": one} for one in texts))
+            write_jsonl(folder / "text" / f"{split}.jsonl", *({"text": document} for document in texts))
 
     monkeypatch.setattr(prepare, "TOKENIZER_FLAGS", ("--vocab-size", "400"))
     prepare.prepare(tmp_path / "data", make_text)
@@ -318,6 +320,6 @@ def test_pytorch_races_on_a_tiny_text(torch_python, tmp_path, monkeypatch, capsy
     monkeypatch.setattr(race, "NUM_WORDS", 20)
     flags = ["--seconds", "500", "--steps", "3", "--torch-python", str(torch_python), "--entrants", "torch-muon"]
     assert run_race(tmp_path / "data", tmp_path, *flags) == 0
-    (found,) = (tmp_path / "runs" / "torch-muon").glob("*/seed-4/result.json")
-    assert 0.5 < read_json(found)["value"] < 8
+    (result_file,) = (tmp_path / "runs" / "torch-muon").glob("*/seed-4/result.json")
+    assert 0.5 < read_json(result_file)["value"] < 8
     assert re.search(r"^torch-muon +\d\.\d+ ", capsys.readouterr().out, re.MULTILINE)
