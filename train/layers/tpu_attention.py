@@ -203,10 +203,10 @@ class _Attention:
 
     def _shift_and_sums(self, query: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Choose the shift of the scores, mostly 0, and sum their exponentials, (batch, heads, 1, queries)."""
-        ones = tf.broadcast_to(self.attended, (*key.shape[:2], NUM_ONES, key.shape[3]))
+        rows = tf.broadcast_to(self.attended, (*key.shape[:2], NUM_ONES, key.shape[3]))
 
         def sums_after(shift: tf.Tensor) -> tf.Tensor:
-            return einsum("bnkq,bnrk->bnrq", tf.cast(self._exponentials(query, key, shift), key.dtype), ones)[:, :, :1]
+            return einsum("bnkq,bnrk->bnrq", tf.cast(self._exponentials(query, key, shift), key.dtype), rows)[:, :, :1]
 
         zero = tf.zeros((*query.shape[:2], 1, query.shape[3]))
         sums = sums_after(zero)
@@ -305,8 +305,8 @@ class _AttentionInBlocks(_Attention):
     def _context(self, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, shift: tf.Tensor) -> Sequence[tf.Tensor]:
         """Compute the context and the inverse sum of `_Passed`."""
         head_size, dtype = query.shape[2], query.dtype
-        ones = tf.broadcast_to(self.attended, (*value.shape[:2], NUM_ONES, value.shape[3]))
-        factors = tf.concat([value, ones], axis=2)  # one product gives both sums
+        rows = tf.broadcast_to(self.attended, (*value.shape[:2], NUM_ONES, value.shape[3]))
+        factors = tf.concat([value, rows], axis=2)  # one product gives both sums
 
         def of_queries(block: _Block, context: tf.Tensor, inverse_sum: tf.Tensor) -> tuple[tf.Tensor, ...]:
             queries, shifts, is_query = map(block.queries, (query, shift, self.attended))

@@ -67,8 +67,7 @@ def sum_over_rows(values: tf.Tensor) -> tf.Tensor:
     """Sum (batch, length, width) over all axes but the last; return float32 (width,)."""
     if values.dtype == tf.float32:
         return tf.reduce_sum(values, axis=(0, 1))
-    ones = tf.ones((*values.shape[:2], NUM_ONES), values.dtype)
-    return einsum("blr,bld->rd", ones, values)[0]
+    return einsum("blr,bld->rd", tf.ones((*values.shape[:2], NUM_ONES), values.dtype), values)[0]
 
 
 def optimization_barrier(*tensors: tf.Tensor | None) -> list[Any]:
@@ -292,8 +291,8 @@ def scaled(scale: tf.Tensor, *tensors: tf.Tensor) -> tuple[tuple[tf.Tensor, ...]
             return sum_over_last(products)
         if products.dtype == tf.float32:
             return tf.reduce_sum(products, axis=(1, 2))[..., tf.newaxis]
-        ones = tf.ones((*products.shape[1:3], NUM_ONES), products.dtype)
-        return einsum("bnhl,nhr->brl", products, ones)[:, 0, :, tf.newaxis]
+        columns = tf.ones((*products.shape[1:3], NUM_ONES), products.dtype)
+        return einsum("bnhl,nhr->brl", products, columns)[:, 0, :, tf.newaxis]
 
     def gradient(*by_tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
         sums = [summed(tensor * by_tensor) for tensor, by_tensor in zip(tensors, by_tensors, strict=True)]
