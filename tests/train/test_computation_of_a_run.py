@@ -39,13 +39,13 @@ def test_right_layers_are_used_on_a_tpu(shards, tmp_path, caplog, capsys):
     assert "TPU-optimized layers are used; on the first rows they give loss 4." in caplog.text
     printed = capsys.readouterr().out
     assert "computation            compiled with XLA, TPU-optimized layers" in printed
-    found = re.search(
+    match = re.search(
         r"^([\d.]+) ms a step measured, 0\.5 ms modelled, measured / modelled ([\d.]+): (.*)", printed, re.M
     )
-    assert float(found[2]) == pytest.approx(float(found[1]) / 0.5, rel=0.01)
-    assert found[3].startswith("TPU v3-8, roberta, ")
-    assert "parameters, compiled with XLA, TPU-optimized layers, float32, 4 rows x " in found[3]
-    assert " tokens x 1 micro-batch x " in found[3]
+    assert float(match[2]) == pytest.approx(float(match[1]) / 0.5, rel=0.01)
+    assert match[3].startswith("TPU v3-8, roberta, ")
+    assert "parameters, compiled with XLA, TPU-optimized layers, float32, 4 rows x " in match[3]
+    assert " tokens x 1 micro-batch x " in match[3]
     assert computed(tmp_path / "run") == dataclasses.asdict(Computation(True, True))
     card = (tmp_path / "run" / "export" / "README.md").read_text(encoding="utf-8")
     assert "compiled with XLA, TPU-optimized layers" in card

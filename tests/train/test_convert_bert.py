@@ -146,7 +146,7 @@ def test_a_vocabulary_with_a_byte_order_mark_or_white_space_at_the_ends_of_lines
     start, end, bert, bert_variables, tmp_path, run
 ):
     """Google's code strips each line, and of equal ones the last counts."""
-    words = [f"{one}{end}" for one in WORDPIECES]
+    words = [f"{wordpiece}{end}" for wordpiece in WORDPIECES]
     words[0] = start + words[0]
     words[-1] = "the"
     write_google_checkpoint(tmp_path / "uncased", bert_variables, google_settings(bert.config), words)

@@ -75,7 +75,8 @@ def test_the_export_is_the_discriminator(electra):
     name = "electra.embeddings.word_embeddings.weight"
     np.testing.assert_array_equal(exported[name], (table + delta)[: len(exported[name])])
     loaded = load_model(str(export), "TFAutoModelForPreTraining")
-    assert sum(weight.shape.num_elements() for weight in loaded.weights) == sum(one.size for one in exported.values())
+    num_exported = sum(array.size for array in exported.values())
+    assert sum(weight.shape.num_elements() for weight in loaded.weights) == num_exported
     lines = timeless_lines(electra / "run")
     assert all(np.isfinite(line["discriminator_loss"]) for line in lines)
     for line in lines:
@@ -86,7 +87,7 @@ def test_the_export_is_the_discriminator(electra):
 def test_the_plan_and_the_doctor_count_all_that_is_trained(electra, shards, tmp_path, run):
     """With the generator and the delta."""
     number = read_json(electra / "run" / "run.json")["num_parameters"]
-    assert number > sum(one.size for one in load_file(electra / "run" / "export" / "model.safetensors").values())
+    assert number > sum(array.size for array in load_file(electra / "run" / "export" / "model.safetensors").values())
     flags = run_flags(shards, tmp_path / "run", *electra_flags(tmp_path))
     assert f"\nparameters             {number:,}\n" in f"\n{run(main, *flags, '--dry-run').out}"
     assert check_run(parse_training_config(flags, ""))["num_parameters"] == number
@@ -94,10 +95,10 @@ def test_the_plan_and_the_doctor_count_all_that_is_trained(electra, shards, tmp_
 
 def test_labels_are_read_from_the_shards(labelled, shards, run):
     paths = sorted((labelled / "train").glob("*.tfrecord"))
-    labels = [int(decode_feature(one, LABEL)[0]) for path in paths for one in read_records(path.read_bytes())]
-    counts = [read_json(shards / one / "manifest.json")["totals"]["num_rows"] for one in ("train", "validation")]
+    labels = [int(decode_feature(record, LABEL)[0]) for path in paths for record in read_records(path.read_bytes())]
+    counts = [read_json(shards / split / "manifest.json")["totals"]["num_rows"] for split in ("train", "validation")]
     assert labels == [0] * counts[0] + [1] * counts[1]
-    names = [(labelled / one / "labels.txt").read_text(encoding="utf-8") for one in ("train", "validation")]
+    names = [(labelled / split / "labels.txt").read_text(encoding="utf-8") for split in ("train", "validation")]
     assert names == ["one\ntwo"] * 2  # although their words came in another order
     last = timeless_lines(labelled / "run")[-1]
     assert last["loss"] == pytest.approx(last["mlm_loss"] + 0.1 * last["label_loss"], rel=1e-5)
@@ -178,7 +179,7 @@ def test_pytorch_opens_the_exports(electra, labelled, python, tmp_path):
         )
     for result in read_in_pytorch(python, tmp_path):
         missing = result["wrong_keys"].get("missing_keys", [])
-        assert all("pooler" in one and result["asked"] == "AutoModel" for one in missing)
+        assert all("pooler" in key and result["asked"] == "AutoModel" for key in missing)
         assert result["difference"] < TOLERANCE
 
 
@@ -189,5 +190,5 @@ def test_an_export_is_trained_on(electra, shards, tmp_path):
         flags.remove(word)
     run_on_one_device(main, [*flags, "--learning-rate", "1e-9"], eagerly=True)
     name = "electra.embeddings.word_embeddings.weight"
-    first, then = (load_file(one / "run" / "export" / "model.safetensors")[name] for one in (electra, tmp_path))
+    first, then = (load_file(folder / "run" / "export" / "model.safetensors")[name] for folder in (electra, tmp_path))
     np.testing.assert_allclose(first, then, atol=1e-6)

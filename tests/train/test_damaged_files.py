@@ -48,7 +48,7 @@ def test_indexes_of_shards(finished_run, run, tmp_path):
 def test_weights_that_are_not_finite(finished_run, run, tmp_path):
     model = Path(shutil.copytree(finished_run / "export", tmp_path / "model"))
     weights = load_file(model / "model.safetensors")
-    name = next(one for one in sorted(weights) if one.endswith("query.weight"))
+    name = next(key for key in sorted(weights) if key.endswith("query.weight"))
     save_file(weights | {name: np.full_like(weights[name], np.nan)}, model / "model.safetensors")
     refusal = run(fill_mask, "--model", model, "--text", "a [MASK]").refusal
     assert "has NaN or infinity, as after a training that diverged" in refusal
@@ -62,7 +62,7 @@ def test_a_configuration_without_architectures_is_taken_at_the_word_of_its_weigh
     (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
     flags = ("--model", model, "--text", "a [MASK]")
     assert run(fill_mask, *flags).out == run(fill_mask, "--model", finished_run, "--text", "a [MASK]").out
-    weights = {name: one for name, one in load_file(model / "model.safetensors").items() if "lm_head" not in name}
+    weights = {name: array for name, array in load_file(model / "model.safetensors").items() if "lm_head" not in name}
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     assert "The weights must be those of a RobertaForMaskedLM" in run(fill_mask, *flags).refusal
 

@@ -81,6 +81,6 @@ for _ in range(3):
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 print(*faults[1:])
 """
-    num_pages, found = 2**24 // resource.getpagesize(), run_program(program).stdout.split()
-    assert len(found) == 2
-    assert all(int(num_faults) < num_pages // 10 for num_faults in found), found
+    num_pages, faults = 2**24 // resource.getpagesize(), run_program(program).stdout.split()
+    assert len(faults) == 2
+    assert all(int(num_faults) < num_pages // 10 for num_faults in faults), faults

@@ -119,17 +119,17 @@ def test_the_mean_of_checkpoints_is_evaluated_and_exported(finished_run, tmp_pat
     assert outcome.status == 0, outcome.err
     saved = [read_saved_model(str(step)) for step in steps]
     logged = saved[1].snapshot.metrics[-1]["loss"]
-    found = re.search(rf"average of the steps 3, 6: validation loss ([\d.]+); {logged:.4f} at step 6", outcome.out)
-    assert found
+    match = re.search(rf"average of the steps 3, 6: validation loss ([\d.]+); {logged:.4f} at step 6", outcome.out)
+    assert match
     means = load_model(str(tmp_path / "mean"))
-    models = (means, *(saved_model_of(one, tmp_path) for one in saved))
-    figures = [{one.name.partition("/")[2]: one.numpy() for one in model.weights} for model in models]
+    models = (means, *(saved_model_of(checkpoint, tmp_path) for checkpoint in saved))
+    figures = [{weight.name.partition("/")[2]: weight.numpy() for weight in model.weights} for model in models]
     for name, mean in figures[0].items():
-        of_both = [one[name].astype(np.float64) for one in figures[1:]]
+        of_both = [arrays[name].astype(np.float64) for arrays in figures[1:]]
         np.testing.assert_array_equal(mean, np.mean(of_both, axis=0).astype(mean.dtype))
     card = (tmp_path / "mean" / "README.md").read_text(encoding="utf-8")
     assert "the average of the checkpoints of steps 3, 6" in card
-    assert found[1] in card
+    assert match[1] in card
     assert _evaluate(saved[1], saved[1].snapshot.arrays)["loss"] == pytest.approx(logged, abs=1e-6)
 
 

@@ -29,9 +29,9 @@ def export(tmp_path_factory) -> str:
 def test_the_likeliest_tokens_come_first(export):
     predictions = fill_masks(export, [SENTENCE, "[MASK] is text"], top_k=3)
     for filled in predictions:
-        assert [one["token_str"] for one in filled[:2]] == ["list", "value"]
+        assert [candidate["token_str"] for candidate in filled[:2]] == ["list", "value"]
         assert len(filled) == 3
-        assert filled == sorted(filled, key=lambda one: -one["score"])
+        assert filled == sorted(filled, key=lambda candidate: -candidate["score"])
     assert predictions[0][0]["sequence"] == "a function returns the list of a file"
 
 

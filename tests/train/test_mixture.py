@@ -18,7 +18,7 @@ from train.tasks.pair_pretraining import task_of
 @pytest.mark.slow
 def test_the_loss_of_a_source_is_that_of_an_evaluation_of_its_own(mixture_shards, mixture_run, tmp_path):
     """The evaluation is made by a run that starts from the end of the other one, and learns nothing."""
-    more = (
+    extra_flags = (
         "--eval-dataset",
         str(mixture_shards / "back" / "validation"),
         "--max-steps",
@@ -26,8 +26,8 @@ def test_the_loss_of_a_source_is_that_of_an_evaluation_of_its_own(mixture_shards
         "--learning-rate",
         "1e-12",
     )
-    more += ("--init-from", str(mixture_run / "export"))
-    run_on_one_device(main, mixture_flags(mixture_shards, tmp_path / "run", *WEIGHTS, *more), eagerly=True)
+    extra_flags += ("--init-from", str(mixture_run / "export"))
+    run_on_one_device(main, mixture_flags(mixture_shards, tmp_path / "run", *WEIGHTS, *extra_flags), eagerly=True)
     apart, together = (logged(folder, VALIDATION)[-1] for folder in (tmp_path / "run", mixture_run))
     assert apart["loss"] == pytest.approx(together["loss_back"], rel=1e-5)
 

@@ -105,12 +105,12 @@ def read_by(tmp_path_factory):
 
 
 def test_transformers_reads_a_trained_tokenizer_as_it_was_made(python, read_by):
-    here, there = read_by(Path(sys.executable)), read_by(python)
-    assert there["length"] == 640
-    assert there["special"] == SPECIAL_IDS
-    assert there["all_special"] == [0, 1, 2, 3, 4, 5]
-    assert [ids.count(5) for ids in there["ids"]] == [text.count("[ENT]") for text in TEXTS]
-    assert there == here
+    expected, actual = read_by(Path(sys.executable)), read_by(python)
+    assert actual["length"] == 640
+    assert actual["special"] == SPECIAL_IDS
+    assert actual["all_special"] == [0, 1, 2, 3, 4, 5]
+    assert [ids.count(5) for ids in actual["ids"]] == [text.count("[ENT]") for text in TEXTS]
+    assert actual == expected
 
 
 def test_transformers_on_torch_reads_every_export(python, exports):
@@ -355,17 +355,17 @@ def test_a_resumed_run_is_one_run_of_each_tracker_with_each_step_once(trackers_p
         if max_steps == 6:  # a kill: the checkpoint of the last steps was not written
             for path in (tmp_path / "run" / "checkpoints").glob("step-00000006.*"):
                 path.unlink()
-    found = json.loads(
+    recorded = json.loads(
         output_of(trackers_python, TRACKERS_READER, str(tmp_path), environment=environment).splitlines()[-1]
     )
     lines = logged(tmp_path / "run")
     loss = {(f"{line['split']}/loss", line["step"]): pytest.approx(line["loss"]) for line in lines}
     assert set(loss) >= {("train/loss", 2), ("train/loss", 10), ("validation/loss", 6), ("validation/loss", 10)}
     for name in TRACKERS:
-        (run,) = found[name].values()
+        (run,) = recorded[name].values()
         points = run["points"]
         assert len({(figure, step) for figure, step, _ in points}) == len(points), name
-        assert {(figure, step): one for figure, step, one in points if figure.endswith("/loss")} == loss, name
+        assert {(figure, step): value for figure, step, value in points if figure.endswith("/loss")} == loss, name
         assert {figure for figure, _, _ in points} >= {"train/learning_rate", "validation/masked_accuracy"}, name
         assert str(run["settings"]["optimization.schedule"]) == "constant", name
-    assert found["mlflow"]["tiny"]["status"] == "FINISHED"
+    assert recorded["mlflow"]["tiny"]["status"] == "FINISHED"

@@ -73,7 +73,7 @@ def test_an_albert_continues_with_the_order_of_sentences(pair_shards, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("folder", "more", "message"),
+    ("folder", "extra_flags", "message"),
     [
         ("shards", BERT, "--objective mlm+nsp needs shards made with --chunking segment_pairs; the chunking of"),
         ("pair_shards", (), "--objective mlm+nsp needs one of albert, bert, mobilebert; the model is a roberta"),
@@ -81,9 +81,9 @@ def test_an_albert_continues_with_the_order_of_sentences(pair_shards, tmp_path):
         ("pair_shards", (*BERT, "--block-attention"), "--block-attention needs shards in which"),
     ],
 )
-def test_what_has_no_pairs_is_refused(folder, more, message, tmp_path, request, run):
+def test_what_has_no_pairs_is_refused(folder, extra_flags, message, tmp_path, request, run):
     shards = request.getfixturevalue(folder)
-    flags = run_flags(shards, tmp_path / "run", *more, "--objective", "mlm+nsp", "--dry-run")
+    flags = run_flags(shards, tmp_path / "run", *extra_flags, "--objective", "mlm+nsp", "--dry-run")
     assert message in run(main, *flags).refusal
 
 

@@ -69,8 +69,8 @@ def test_a_divergence_leads_back_within_its_phase(phase_shards, tmp_path, monkey
     monkeypatch.setattr(Trainer, "release", release)
     diverging = {"learning_rate": 1e38, "max_grad_norm": 0, "save_steps": 4, "eval_steps": 100}
     phases = phases_with(1, **diverging)[:2]
-    more = ("--on-nonfinite", "skip", "--max-rollbacks", "2", "--log-steps", "1")
-    assert main(phases_flags(phase_shards, tmp_path / "run", phases, *more)) == EXIT_PERMANENT
+    extra_flags = ("--on-nonfinite", "skip", "--max-rollbacks", "2", "--log-steps", "1")
+    assert main(phases_flags(phase_shards, tmp_path / "run", phases, *extra_flags)) == EXIT_PERMANENT
     assert all(gone[0])
     rollbacks = logged(tmp_path / "run", "rollback")
     assert [(line["step"], line["to_step"], line["num_skipped_rows"]) for line in rollbacks] == [(7, 5, 32)] * 2

@@ -51,7 +51,7 @@ def lengths_of_shards(name: str) -> dict[str, int]:
         script, *flags = shlex.split(line)
         settings = parse(script, flags)
         if script.startswith("tfrecord_prep/"):
-            (prepared,) = (one for one in settings if isinstance(one, PrepareConfig))
+            (prepared,) = (config for config in settings if isinstance(config, PrepareConfig))
             lengths |= dict.fromkeys((str(prepared.output_dir), f"hub:{prepared.push_to_hub}"), prepared.max_length)
     return lengths
 
@@ -77,9 +77,9 @@ def test_a_recipe_can_be_planned_and_has_one_model(name):
     num_steps, billions = EXPECTED[name]
     assert plans[-1].num_steps == pytest.approx(num_steps * scale, rel=1e-4)
     assert sum(plan.num_tokens for plan in plans) / 1e9 == pytest.approx(billions * scale, rel=2e-3)
-    assert len({one.hidden_size for one in model_configs}) == 1
+    assert len({model_config.hidden_size for model_config in model_configs}) == 1
     if name == "modernbert-base":
-        bases = [(one.local_rope_theta, one.global_rope_theta) for one in model_configs]
+        bases = [(model_config.local_rope_theta, model_config.global_rope_theta) for model_config in model_configs]
         assert bases == [(1e4, 1e4)] * 6 + [(1e4, 1.6e5)] * 2
     assert "not run it at this size" in " ".join(text_of(name).replace("#", "").split())
 

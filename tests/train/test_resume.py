@@ -91,8 +91,8 @@ SPIKE_FLAGS = [
 def test_a_spike_leads_back_and_on_without_its_rows(runs, shards, tmp_path):
     runs = runs.on(1)
     bad_rows(shards, tmp_path / "shards")
-    more = ["--train-dataset", str(tmp_path / "shards"), "--tokenizer", str(shards / "train" / "tokenizer")]
-    flags = run_flags(shards, tmp_path / "run", *SPIKE_FLAGS, *more, "--on-nonfinite", "skip")
+    data_flags = ["--train-dataset", str(tmp_path / "shards"), "--tokenizer", str(shards / "train" / "tokenizer")]
+    flags = run_flags(shards, tmp_path / "run", *SPIKE_FLAGS, *data_flags, "--on-nonfinite", "skip")
     assert runs.run(flags) == 0
     lines = timeless_lines(tmp_path / "run")
     rollbacks = [line for line in lines if line["split"] == "rollback"]

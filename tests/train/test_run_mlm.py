@@ -135,9 +135,9 @@ def test_options_of_the_step_in_a_folder_that_is_overwritten(finished_run, shard
         "--max-grad-norm",
         "0",
     )
-    flags += ("--gradient-checkpointing", "--dropout", "0.1", "--overwrite-output-dir")
-    more = ("--masking", "span", "--optimizer", "lamb", "--schedule", "wsd", "--warmup-steps", "1", "--profile", "1:5")
-    assert main(run_flags(shards, tmp_path / "run", *flags, *more)) == 0
+    flags += ("--gradient-checkpointing", "--dropout", "0.1", "--overwrite-output-dir", "--profile", "1:5")
+    flags += ("--masking", "span", "--optimizer", "lamb", "--schedule", "wsd", "--warmup-steps", "1")
+    assert main(run_flags(shards, tmp_path / "run", *flags)) == 0
     assert (tmp_path / "run" / "notes.txt").read_text(encoding="utf-8") == "mine"
     assert losses(tmp_path / "run", "train") != losses(finished_run, "train")
     lines = logged(tmp_path / "run")
@@ -206,8 +206,8 @@ def test_a_run_from_an_export_on_shards_of_the_tutorial(finished_run, shards, tm
                 feature = {name: tf.train.Feature(int64_list=values) for name, values in lists.items()}
                 writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
     data = ("--train_dataset", str(tmp_path), "--max_length", "16", "--tokenizer", str(shards / "train" / "tokenizer"))
-    more = ("--init-from", str(finished_run / "export"), "--learning-rate", "1e-12", "--log-steps", "1")
-    assert main(run_flags(shards, tmp_path / "run", *data, *more, "--max-steps", "1")) == 0
+    extra_flags = ("--init-from", str(finished_run / "export"), "--learning-rate", "1e-12", "--log-steps", "1")
+    assert main(run_flags(shards, tmp_path / "run", *data, *extra_flags, "--max-steps", "1")) == 0
     assert len(losses(tmp_path / "run", "train")) == 1
     assert losses(tmp_path / "run", "validation") == pytest.approx(losses(finished_run, "validation")[-1:], rel=1e-5)
     fingerprint = read_json(tmp_path / "run" / "run.json")["fingerprint"]
@@ -221,8 +221,8 @@ def test_training_from_cloud_storage(shards, finished_run, cloud_storage):
         for name, content in contents(source).items():
             cloud_storage.put(f"{prefix}/{name}", content)
     url = cloud_storage.bucket_url
-    more = ("--profile", "2:3", "--init-from", f"{url}/start")
-    flags = [flag.replace(str(shards), f"{url}/shards") for flag in run_flags(shards, f"{url}/run", *more)]
+    extra_flags = ("--profile", "2:3", "--init-from", f"{url}/start")
+    flags = [flag.replace(str(shards), f"{url}/shards") for flag in run_flags(shards, f"{url}/run", *extra_flags)]
     command = [sys.executable, str(Path(__file__).parents[2] / "train" / "run_mlm.py"), *flags]
     done = subprocess.run(command, env=os.environ | cloud_storage.environment, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr[-3000:]

@@ -54,7 +54,7 @@ def pairs(tmp_path_factory) -> str:
     for number in range(100):
         better, worse = sorted((draw.choices(range(len(WORDS)), k=4) for _ in range(2)), key=sum)
         if sum(better) < sum(worse):
-            good, bad = (" ".join(WORDS[one] for one in chosen) for chosen in (better, worse))
+            good, bad = (" ".join(WORDS[index] for index in chosen) for chosen in (better, worse))
             row = {"sentence_good": good, "sentence_bad": bad, "field": "frequency"}
             rows.append(row | {"linguistics_term": f"term {number % 2}"})
     return str(write_jsonl(tmp_path_factory.mktemp("pairs") / "pairs.jsonl", *rows))
@@ -71,7 +71,7 @@ def test_a_language_of_frequencies(counted, pairs, run, tmp_path, caplog):
     assert of_none["pairs"]["value"] == 0.5  # no sentence has fewer tokens
     assert abs(of_random["pairs"]["value"] - 0.5) < 3 * of_random["pairs"]["standard_error"]
     assert set(of_model["pairs, by term"]) == {"term 0", "term 1"}
-    assert [one["verdict"] for one in scores["differences"]] == ["better", "better"]
+    assert [difference["verdict"] for difference in scores["differences"]] == ["better", "better"]
     number = len(Path(pairs).read_text(encoding="utf-8").splitlines())
     assert of_model["pairs"]["standard_error"] == pytest.approx(1.96 / 2 / (number + 1.96**2))  # Wilson's
     assert (of_random["pairs"]["networks"], of_random["pairs"]["items"]) == (8, number)
@@ -146,7 +146,11 @@ def test_scores_in_the_folder_of_a_run_are_on_the_card_of_the_scored_weights(fin
         assert f"| {title} | {bits['value']:.3f} ± {bits['standard_error']:.3f} | " in card
         assert f" | {of_name['pairs']['value']:.3f} ± {of_name['pairs']['standard_error']:.3f} |" in card  # of one pair
     assert "bits per byte, n = 8 |" in card
-    not_differing = [one["measure"] for one in scores["differences"] if "random" in one["from"] and not one["differs"]]
+    not_differing = [
+        difference["measure"]
+        for difference in scores["differences"]
+        if "random" in difference["from"] and not difference["differs"]
+    ]
     assert f"The model does not differ from random weights in: {', '.join(not_differing)}." in card
     assert "With each scored token, the tokens after it in the same word are masked, too." in card
     assert "secret" not in card

@@ -59,26 +59,28 @@ class Direct:
     def nats(self, text):
         ids, _ = self.tokens(text)
         masked = self.masked(ids, *([place] for place in range(len(ids))))
-        return np.array([-masked[place, place, one] for place, one in enumerate(ids)])
+        return np.array([-masked[place, place, token_id] for place, token_id in enumerate(ids)])
 
     def units(self):
         """Return (bits, bytes, rank of the worst token) of each word, which in these texts are cut by spaces."""
-        found = []
+        units = []
         for document in DOCUMENTS:
             (ids, tokens), nats = self.tokens(document), self.nats(document)
             place = 0
             for number, word in enumerate(document.split()):
                 stop = place + len(self.tokens(word)[0])
-                asked = [one for one in range(place, stop) if tokens[one].isalnum()]
+                asked = [index for index in range(place, stop) if tokens[index].isalnum()]
                 (log_probabilities,) = self.masked(ids, asked)
-                ranks = [int((log_probabilities[one] > log_probabilities[one, ids[one]]).sum()) for one in asked]
-                is_unknown = any(ids[one] == UNK for one in asked)
-                spelled = sum(len(tokens[one].encode()) for one in range(place, stop) if ids[one] == UNK)
+                ranks = [
+                    int((log_probabilities[index] > log_probabilities[index, ids[index]]).sum()) for index in asked
+                ]
+                is_unknown = any(ids[index] == UNK for index in asked)
+                spelled = sum(len(tokens[index].encode()) for index in range(place, stop) if ids[index] == UNK)
                 bits = nats[place:stop].sum() / math.log(2) + 8 * spelled
-                found.append((bits, len(word.encode()) + (number > 0), 10**9 if is_unknown else max(ranks)))
+                units.append((bits, len(word.encode()) + (number > 0), 10**9 if is_unknown else max(ranks)))
                 place = stop
             assert place == len(ids)
-        return np.array(found).T
+        return np.array(units).T
 
     def preferred(self):
         values = []
@@ -141,7 +143,7 @@ def test_all_numbers_are_those_of_a_direct_computation(exported, run, tmp_path):
         for kind, column in (("field", 2), ("term", 3)):
             for part in {pair[column] for pair in PAIRS}:
                 preferred = expected[model]["pairs"][0] + expected[model]["pairs"][1]
-                mean = np.mean([one for one, pair in zip(preferred, PAIRS, strict=True) if pair[column] == part])
+                mean = np.mean([score for score, pair in zip(preferred, PAIRS, strict=True) if pair[column] == part])
                 assert scores[model][f"pairs, by {kind}"][part]["value"] == pytest.approx(mean)
         assert content["models"][0]["unknown_tokens"] == pytest.approx(3 / 27)
     assert content["equal_pairs"] == 1
@@ -245,8 +247,10 @@ def test_networks_that_know_nothing_differ_from_random_weights_in_at_most_one_of
     control = content["scores"][f"{models[0]}, random weights"]["pairs"]
     values = [content["scores"][model]["pairs"]["value"] for model in models]
     assert np.std(values, ddof=1) < 2 * control["standard_error"]  # the error is that of another network
-    beside_control = [one["differs"] for one in content["differences"] if one["from"].endswith("random weights")]
-    beside_others = [one["differs"] for one in content["differences"] if one["from"] in models]
+    beside_control = [
+        difference["differs"] for difference in content["differences"] if difference["from"].endswith("random weights")
+    ]
+    beside_others = [difference["differs"] for difference in content["differences"] if difference["from"] in models]
     assert (len(beside_control), len(beside_others)) == (14, 91)
     assert sum(beside_control) <= 1
     assert np.mean(beside_others) <= 0.05

@@ -27,8 +27,8 @@ REPO = "alice/baby"
 @pytest.fixture
 def pairs(tmp_path) -> Path:
     words = ["corpus", "small", "many", "rows"]
-    orders = [(one, two) for one in words for two in words[:2] if one != two]
-    rows = ({"sentence_good": f"{one} {two}", "sentence_bad": f"{two} {one}"} for one, two in orders)
+    orders = [(first, second) for first in words for second in words[:2] if first != second]
+    rows = ({"sentence_good": f"{first} {second}", "sentence_bad": f"{second} {first}"} for first, second in orders)
     return write_jsonl(tmp_path / "pairs.jsonl", *rows)
 
 
@@ -63,7 +63,8 @@ def test_words_of_rows_are_asked_for_whole(shards):
     sample = draw_sample([], 20, of_split, tokenizer, len(rows[0]))
     assert [query.item for query in sample.word_queries] == list(range(len(sample.word_bytes)))
     for query in sample.word_queries:
-        assert [one.targets[0] for one in sample.token_queries if one.item == query.item] == query.targets
+        targets = [token_query.targets[0] for token_query in sample.token_queries if token_query.item == query.item]
+        assert targets == query.targets
         text = tokenizer.decode(query.targets).strip()
         first = query.positions[0]
         has_space = first == 0 or not special[query.ids[first - 1]]  # which a document's first word has not
@@ -124,7 +125,7 @@ def test_checkpoints_after_words_are_exported_and_pushed_once_while_the_run_goes
     kept = {path.name for path in (tmp_path / "run" / "checkpoints").glob("*.json")}
     assert {"step-00000001.json", "step-00000004.json"} <= kept
     weights = [hub_here.files(REPO)["model.safetensors"], weights_of_first]
-    for step, branch in zip((1, 4), (f"chck_{one}" for one in wanted), strict=True):
+    for step, branch in zip((1, 4), (f"chck_{num_words}" for num_words in wanted), strict=True):
         weights.append(hub_here.files(REPO, revision=branch)["model.safetensors"])
         assert weights[-1] == (words / branch / "model.safetensors").read_bytes()
         commits = HfApi().list_repo_commits(REPO, revision=branch)

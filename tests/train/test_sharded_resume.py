@@ -41,8 +41,8 @@ def whole_run(runs, shards, tmp_path_factory):
 
 def test_off_and_on_with_other_numbers_of_replicas(runs, whole_run, shards, tmp_path):
     flags = run_flags(shards, tmp_path / "run", *FLAGS)
-    for num_devices, more in ((2, (SHARDED,)), (1, ())):
-        assert runs.on(num_devices).run_and_signal([*flags, *more], "train", 3, signal.SIGTERM, 0.0) == EXIT_STOPPED
+    for num_devices, sharded in ((2, (SHARDED,)), (1, ())):
+        assert runs.on(num_devices).run_and_signal([*flags, *sharded], "train", 3, signal.SIGTERM, 0.0) == EXIT_STOPPED
     assert runs.run([*flags, SHARDED]) == 0
     for line, expected in zip(timeless_lines(tmp_path / "run"), timeless_lines(whole_run), strict=True):
         assert line.pop("split") == expected.pop("split")

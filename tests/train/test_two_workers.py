@@ -116,7 +116,7 @@ def test_two_workers_train_the_model_of_one_process(folder_of_two, folder_of_one
     folder, _ = folder_of_two
     assert read_json(folder / "run.json")["computation"]["shard_optimizer"]
     np.testing.assert_allclose(weights(folder), weights(folder_of_one), atol=2e-5)
-    newest = [load_file(one / "checkpoints" / f"step-{NUM_STEPS:08d}.safetensors") for one in (folder, folder_of_one)]
+    newest = [load_file(run / "checkpoints" / f"step-{NUM_STEPS:08d}.safetensors") for run in (folder, folder_of_one)]
     assert_same_arrays(*newest, rtol=1e-4, atol=2e-5)
     for split in ("train", "validation"):
         expected = figures(folder_of_one, split)
@@ -134,7 +134,7 @@ def test_only_the_chief_writes_prints_and_pushes(folder_of_two, folder_of_one, h
         assert "crashed" not in errors
         assert "StartAbort" not in errors
     written = [
-        {name for name in contents(one) if not name.startswith("tensorboard")} for one in (folder, folder_of_one)
+        {name for name in contents(run) if not name.startswith("tensorboard")} for run in (folder, folder_of_one)
     ]
     assert written[0] == written[1]
     for split in ("train", "validation"):
@@ -177,8 +177,8 @@ def test_two_workers_go_from_phase_to_phase(start, runtime, phase_shards, tmp_pa
 
 def test_two_workers_stop_together(start, of_workers, shards, tmp_path):
     """SIGTERM comes to one of them, which is not the chief, among executions of several steps."""
-    more = ("--max-steps", "3000", "--save-steps", "1000", "--eval-steps", "1000", "--steps-per-execution", "8")
-    flags = run_flags(shards, tmp_path / "run", *of_workers, *more)
+    extra_flags = ("--max-steps", "3000", "--save-steps", "1000", "--eval-steps", "1000", "--steps-per-execution", "8")
+    flags = run_flags(shards, tmp_path / "run", *of_workers, *extra_flags)
     workers = start(flags, flags)
     while not (tmp_path / "run" / "metrics.jsonl").exists():
         assert workers[0].wait(0) is None, workers[0].output
