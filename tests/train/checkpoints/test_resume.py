@@ -41,7 +41,10 @@ def test_the_fingerprint_has_what_makes_another_run():
         "--optimizer muon",
     ):
         assert sha256_of(*flags.split()) != sha256_of(), flags
-    of_muon = [("--optimizer", "muon", *more) for more in ((), ("--muon-learning-rate", "1"), ("--muon-momentum", "0"))]
+    of_muon = [
+        ("--optimizer", "muon", *extra_flags)
+        for extra_flags in ((), ("--muon-learning-rate", "1"), ("--muon-momentum", "0"))
+    ]
     assert len({sha256_of(*flags) for flags in of_muon}) == 3
 
 
@@ -60,9 +63,9 @@ def test_shards_and_architecture_are_in_it_and_no_versions():
 def test_marks_are_those_of_whole_settings():
     config = config_of()
     names = {
-        f"{subject.name}.{one.name}"
+        f"{subject.name}.{field.name}"
         for subject in dataclasses.fields(config)
-        for one in dataclasses.fields(getattr(config, subject.name))
+        for field in dataclasses.fields(getattr(config, subject.name))
     }
     for mark in (MAY_CHANGE, PER_WORKER, ROUNDING, ADDED):
         assert settings_marked(mark) < names
