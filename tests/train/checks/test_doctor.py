@@ -58,7 +58,7 @@ def test_a_model_too_large_for_the_disk(shards, tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "ask_tensorflow", lambda *_: answer)
     config = config_of(*run_flags(shards, tmp_path / "run"))
     findings = list_findings(doctor.check_run, config)
-    assert [(one.status, one.subject) for one in findings] == [("ok", "run"), ("error", "disk")]
+    assert [(finding.status, finding.subject) for finding in findings] == [("ok", "run"), ("error", "disk")]
     text = f"free in {tmp_path}; the run writes up to 52000.0 GB: 4 checkpoints and the export. Free some"
     assert text in only_error(findings)
     answer["num_with_one_moment"] = 10**12 // 2
@@ -67,7 +67,7 @@ def test_a_model_too_large_for_the_disk(shards, tmp_path, monkeypatch):
 
 def test_buckets(cloud, monkeypatch):
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
-    lines = [str(one) for one in list_findings(doctor.check_buckets, bucket_config())]
+    lines = [str(finding) for finding in list_findings(doctor.check_buckets, bucket_config())]
     assert [line.split()[:2] for line in lines] == [["ok", "bucket"], ["ok", "bucket"]]
     assert not cloud.objects()
     near, far = (bucket_config("--tpu-zone", zone) for zone in ("us-central1-b", "europe-west4-a"))
@@ -79,7 +79,7 @@ def test_buckets(cloud, monkeypatch):
     assert "reading is slow, and traffic is billed" in last.text
     assert "gcloud storage buckets create gs://NAME --location europe-west4" in str(last)
     cloud.fault(r"/b/test-bucket\?", status=403, times=10)  # the client retries once
-    assert [one.subject for one in list_findings(doctor.check_buckets, far)] == ["bucket", "bucket"]
+    assert [finding.subject for finding in list_findings(doctor.check_buckets, far)] == ["bucket", "bucket"]
 
 
 def test_what_is_refused_is_an_error(cloud, hub_here, monkeypatch):
@@ -88,7 +88,9 @@ def test_what_is_refused_is_an_error(cloud, hub_here, monkeypatch):
     line = only_error(list_findings(doctor.check_buckets, bucket_config()))
     assert "Access to gs://test-bucket/run/.writable is denied. Grant the account in use, which lacks" in line
     pushing = config_of("--hub-model-id", "alice/model")
-    assert [one.text for one in list_findings(doctor.check_hub, pushing)] == ["the token may write to alice/model"]
+    assert [finding.text for finding in list_findings(doctor.check_hub, pushing)] == [
+        "the token may write to alice/model"
+    ]
     monkeypatch.setenv("HF_TOKEN", hub_here.read_token)
     assert "the role 'read'. Create one with the role 'write'" in only_error(list_findings(doctor.check_hub, pushing))
 
@@ -98,9 +100,9 @@ def test_a_check_that_breaks_is_an_error_and_ends_alone():
         raise RuntimeError("no such device")
         yield
 
-    (found,) = findings_of("GPU", broken)
-    assert (found.status, found.subject) == ("error", "GPU")
-    assert "could not be checked: RuntimeError: no such device" in found.text
+    (finding,) = findings_of("GPU", broken)
+    assert (finding.status, finding.subject) == ("error", "GPU")
+    assert "could not be checked: RuntimeError: no such device" in finding.text
 
 
 def test_a_folder_with_other_files_is_refused_as_by_the_run(shards, tmp_path, run):
@@ -120,8 +122,8 @@ def test_the_command_names_all_errors_at_once(shards, tmp_path, hub_here, monkey
     (tmp_path / "broken").mkdir()
     modules(tmp_path / "broken", monkeypatch, tensorflow____init__="raise ImportError('libtpu.so: missing')")
     monkeypatch.setenv("HF_TOKEN", hub_here.read_token)
-    more = ("--tpu-name", "local", "--hub-model-id", "alice/model")
-    outcome = run(doctor.main, *run_flags(shards, tmp_path / "run", *more))
+    extra_flags = ("--tpu-name", "local", "--hub-model-id", "alice/model")
+    outcome = run(doctor.main, *run_flags(shards, tmp_path / "run", *extra_flags))
     assert outcome.status == 1
     errors = [line.split()[1] for line in outcome.out.splitlines() if line.startswith("error")]
     assert errors == ["import", "TPU", "Hub"]
@@ -138,8 +140,8 @@ def test_without_its_tpu_here_the_rest_of_a_run_is_checked(shards, tmp_path, mon
         monkeypatch.setattr(module, "ask_tensorflow", ask_here)
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5e-4")
     flags = run_flags(shards, tmp_path / "run", "--tpu-name", "local")
-    for more, statuses in (((), ["ok", "ok"]), (("--global-batch-size", "4"), ["error"])):
-        outcome = run(doctor.main, *flags, *more)
+    for batch_flags, statuses in (((), ["ok", "ok"]), (("--global-batch-size", "4"), ["error"])):
+        outcome = run(doctor.main, *flags, *batch_flags)
         lines = [line.split(maxsplit=2) for line in outcome.out.splitlines() if line]
         assert [status for status, subject, _ in lines if subject in ("run", "disk")] == statuses
         assert [text for status, subject, text in lines if (status, subject) == ("error", "TPU")]

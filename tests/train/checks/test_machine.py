@@ -68,8 +68,8 @@ def test_gpus_that_tensorflow_does_not_see(tmp_path, monkeypatch):
     assert line.status == "ok"
     assert line.text.endswith("so a run uses them through JAX")
     monkeypatch.undo()
-    one = "[type('Device', (), {'name': kind})]"
-    modules(tmp_path, monkeypatch, tensorflow____init__=config.format(one))
+    devices = "[type('Device', (), {'name': kind})]"
+    modules(tmp_path, monkeypatch, tensorflow____init__=config.format(devices))
     assert [line.status for line in machine.check_gpus(config_of(), tmp_path)] == ["ok"]
 
 
@@ -106,8 +106,8 @@ def test_the_tpu_of_a_machine(flags, build, has_tpu, line, request, monkeypatch)
         request.getfixturevalue("device")
     monkeypatch.setattr(machine, "tensorflow_builds", lambda _: [build])
     monkeypatch.setattr(machine, "ask_tensorflow", lambda *_: {"num_replicas": 8})
-    (one,) = list_findings(machine.check_tpu, config_of(*flags.split()))
-    assert " ".join(str(one).split()).startswith(line)
+    (finding,) = list_findings(machine.check_tpu, config_of(*flags.split()))
+    assert " ".join(str(finding).split()).startswith(line)
 
 
 def test_a_tpu_that_another_process_holds(device):
@@ -134,7 +134,7 @@ def site(tmp_path) -> Path:
     install(tmp_path, "mlm-pretraining", "0.2.0", "Requires-Python: >=3.10,<3.13", *lines)
     for requirement in map(Requirement, needed):
         if requirement.marker is None and requirement.name not in WELL:
-            lowest = next(one.version for one in requirement.specifier if one.operator == ">=")
+            lowest = next(specifier.version for specifier in requirement.specifier if specifier.operator == ">=")
             install(tmp_path, requirement.name, lowest)
     for name, version in WELL.items():
         install(tmp_path, name, version)

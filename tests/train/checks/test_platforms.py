@@ -11,7 +11,7 @@ from train.runtime import machines, pjrt_settings, runtime_choice
 
 
 def lines_of(check, *flags: str) -> list[str]:
-    return [" ".join(str(one).split()) for one in list_findings(check, config_of(*flags))]
+    return [" ".join(str(finding).split()) for finding in list_findings(check, config_of(*flags))]
 
 
 @needs_compiler

@@ -118,7 +118,11 @@ def test_no_matrix_product_counts_for_layer_norms():
     call = tf.function(tf.autograph.experimental.do_not_convert(lambda: model(inputs)))
     operations = call.get_concrete_function().graph.get_operations()
     kinds = {
-        is_product: {kind_of(f"gradient_tape/{one.name}") for one in operations if ("MatMul" in one.type) == is_product}
+        is_product: {
+            kind_of(f"gradient_tape/{operation.name}")
+            for operation in operations
+            if ("MatMul" in operation.type) == is_product
+        }
         for is_product in (True, False)
     }
     assert "layer norm" in kinds[False]

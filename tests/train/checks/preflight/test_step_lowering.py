@@ -41,15 +41,15 @@ def test_values_are_freed(model, text):
 @pytest.mark.slow
 def test_the_step_can_be_lowered_again(model, text):
     again = lower_train_step(model, num_rows=4, length=16, num_replicas=8)
-    first, second = (re.findall(r" = (\S+) .*?: (.*)", one) for one in (text, again))
+    first, second = (re.findall(r" = (\S+) .*?: (.*)", program) for program in (text, again))
     assert first == second
 
 
 def test_a_structure_of_tensors_is_summed_one_by_one():
     def function(value):
         replica = tf.distribute.get_replica_context()
-        total, rest = replica.all_reduce(tf.distribute.ReduceOp.SUM, (value, [2 * value]))
-        return total, rest[0], replica.replica_id_in_sync_group * replica.num_replicas_in_sync
+        total, doubled_totals = replica.all_reduce(tf.distribute.ReduceOp.SUM, (value, [2 * value]))
+        return total, doubled_totals[0], replica.replica_id_in_sync_group * replica.num_replicas_in_sync
 
     text = lower(function, (tf.TensorSpec((2,), tf.float32),), 4).stablehlo
     assert text.count('"stablehlo.all_reduce"') == 2

@@ -103,17 +103,17 @@ def test_a_missing_compiler_is_named_with_the_fix(interpreter):
     ],
 )
 def test_slices_as_the_compiler_sees_them(name, num_chips, compiler_name, chip_config):
-    found = tpu_slice(name)
-    assert (found.num_chips, found.compiler_name, found.chip_config) == (num_chips, compiler_name, chip_config)
+    topology = tpu_slice(name)
+    assert (topology.num_chips, topology.compiler_name, topology.chip_config) == (num_chips, compiler_name, chip_config)
 
 
 @pytest.mark.parametrize("generation", SIZES)
 def test_every_slice_is_known(generation):
     for size in SIZES[generation]:
-        found = tpu_slice(f"{generation}-{size}")
-        sides = [int(side) for side in found.compiler_name.partition(":")[2].split("x")]
-        assert math.prod(sides) == found.num_chips
-        assert found.num_replicas == size // (2 if generation in ("v4", "v5p") else 1)
+        topology = tpu_slice(f"{generation}-{size}")
+        sides = [int(side) for side in topology.compiler_name.partition(":")[2].split("x")]
+        assert math.prod(sides) == topology.num_chips
+        assert topology.num_replicas == size // (2 if generation in ("v4", "v5p") else 1)
 
 
 @pytest.mark.parametrize("name", ["v5e-2", "v6e", "v6e-0", "h100-8", ""])

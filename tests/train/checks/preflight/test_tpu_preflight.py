@@ -73,8 +73,8 @@ def quick_lowering(monkeypatch):
     monkeypatch.setattr(preflight, "lower_train_step", lower_train_step)
 
 
-def flags(*more, topology="v5e-8"):
-    return ["--topology", topology, "--preset", "tiny-roberta-cpu", "--config-overrides", MODEL, *more]
+def flags(*extra_flags, topology="v5e-8"):
+    return ["--topology", topology, "--preset", "tiny-roberta-cpu", "--config-overrides", MODEL, *extra_flags]
 
 
 ASSUMED = ("--max-length", "16", "--vocab-size", "100")
@@ -100,8 +100,8 @@ def test_a_step_before_there_are_shards(compiler, run):
 @pytest.mark.usefixtures("quick_lowering")
 def test_a_step_of_shards(compiler, run, tmp_path):
     shards = write_shards(tmp_path)
-    more = ("--train-dataset", shards / "train", "--per-replica-batch-size", "1")
-    outcome = run(main, *flags(*more, topology="v4-8"))
+    shard_flags = ("--train-dataset", shards / "train", "--per-replica-batch-size", "1")
+    outcome = run(main, *flags(*shard_flags, topology="v4-8"))
     assert compiler == [(1, 16, "v4-8")]
     assert re.match(r"It fits: .* per chip\. 1 epoch \(\d+ steps\) would take", outcome.out)
 
@@ -145,17 +145,17 @@ def test_the_largest_batch_is_searched(compiler, run):
 
 @pytest.mark.usefixtures("quick_lowering")
 @pytest.mark.parametrize(
-    ("bytes_per_row", "more", "message"),
+    ("bytes_per_row", "batch_flags", "message"),
     [
         (GIB // 4, "--per-replica-batch-size 64", "the largest per-replica batch that fits is about 48"),
         (10 * GIB, "--per-replica-batch-size 8 --global-batch-size 64", "82.5 of 15.8 GiB per chip, and a"),
         (10 * GIB, "--find-batch-size", "Not even 8 rows of 16 tokens fit into a chip of v5e-8"),
     ],
 )
-def test_a_step_that_does_not_fit(compiler, run, monkeypatch, bytes_per_row, more, message):
+def test_a_step_that_does_not_fit(compiler, run, monkeypatch, bytes_per_row, batch_flags, message):
     monkeypatch.setitem(globals(), "BYTES_PER_ROW", bytes_per_row)
-    outcome = run(main, *flags(*ASSUMED, *more.split()))
-    assert len(compiler) == 1 or more == "--find-batch-size"
+    outcome = run(main, *flags(*ASSUMED, *batch_flags.split()))
+    assert len(compiler) == 1 or batch_flags == "--find-batch-size"
     assert outcome.status == 1
     assert message in outcome.err
     if bytes_per_row == GIB // 4:
@@ -163,7 +163,7 @@ def test_a_step_that_does_not_fit(compiler, run, monkeypatch, bytes_per_row, mor
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("arguments", "message"),
     [
         ("--topology v5e-8 --max-length 16", "before you have shards, --max-length and --vocab-size"),
         ("--topology v5e-8 --train-dataset x --vocab-size 16", "only for a preflight without shards"),
@@ -171,8 +171,8 @@ def test_a_step_that_does_not_fit(compiler, run, monkeypatch, bytes_per_row, mor
         ("--topology v5e-8 --max-length 16 --vocab-size 5", "--vocab-size must be above the 5"),
     ],
 )
-def test_bad_input_is_refused(compiler, run, more, message):
-    assert message in run(main, "--preset", "tiny-roberta-cpu", *more.split()).refusal
+def test_bad_input_is_refused(compiler, run, arguments, message):
+    assert message in run(main, "--preset", "tiny-roberta-cpu", *arguments.split()).refusal
     assert compiler == []
 
 
