@@ -88,7 +88,7 @@ def test_a_run_that_evaluates_on_its_training_text_is_refused(make_split, phases
 def check(phases: list[tuple[Split, Split | None]]) -> None:
     """Compare the splits as a run does: those of each phase when it is opened, then the phases."""
     inputs = [TrainingInputs(train, other[0] if other else None, TOKENIZER, "", 64) for (train, _), other in phases]
-    for one in inputs:
-        if one.eval_shards is not None:
-            check_nothing_is_shared(one.train_shards, one.eval_shards)
+    for phase_inputs in inputs:
+        if phase_inputs.eval_shards is not None:
+            check_nothing_is_shared(phase_inputs.train_shards, phase_inputs.eval_shards)
     check_phases(inputs)

@@ -33,12 +33,12 @@ def test_counts_over_any_range_follow_the_weights(order, start, num_rows):
 @given(order=WEIGHTS, start=st.integers(0, 10**12))
 def test_each_position_is_one_row_of_one_source(order, start):
     rows = range(start, start + 40)
-    found = [
+    positions = [
         order.position(source, row)
         for source in range(len(order.weights))
         for row in range(order.num_rows(source, rows.start), order.num_rows(source, rows.stop))
     ]
-    assert sorted(found) == list(rows)
+    assert sorted(positions) == list(rows)
 
 
 @given(order=WEIGHTS, num_passes=st.integers(1, 5))

@@ -54,8 +54,8 @@ def test_command_line_and_file_name_sources_alike(tmp_path):
     for name, content in settings.items():
         (tmp_path / name).write_text(yaml.safe_dump(content), encoding="utf-8")
         assert parse_training_config(["--config-file", str(tmp_path / name), "--output-dir", "x"], "") == parsed
-    one = parse_training_config(["--train-dataset", "a folder/of 'one", "--output-dir", "x"], "")
-    assert one.data.folders() == {"--train-dataset": "a folder/of 'one"}
+    single_source = parse_training_config(["--train-dataset", "a folder/of 'one", "--output-dir", "x"], "")
+    assert single_source.data.folders() == {"--train-dataset": "a folder/of 'one"}
 
 
 def test_weights_are_by_rows_or_as_they_are_given(mixture_shards, tmp_path, monkeypatch):

@@ -62,7 +62,7 @@ def rows(mixture):
 
 
 def test_each_source_is_read_as_if_alone_in_the_interleavings_order(sources, mixture, rows):
-    assert any(len(one.rows) < one.window.num_rows for one in mixture.from_row(0, len(rows)))
+    assert any(len(window.rows) < window.window.num_rows for window in mixture.from_row(0, len(rows)))
     for source, order in enumerate(sources):
         of_source = [row for row in rows if row // 1000 == source]
         alone = rows_of(order, 0, -(-len(of_source) // BATCH_ROWS), num_left_out_rows=FIRST_ROWS[source])
@@ -105,13 +105,15 @@ def test_chunks_are_complete_in_order_once_all_rows_are_read(sources, start_row,
     for start, end, first, last in zip(*groups, strict=True):
         assert start == num_read
         num_read = end
-        for one in windows[start:end]:
-            positions = [order.position(one.source, one.first_row + row) - start_row for row in range(len(one.rows))]
-            assert all(first <= one // chunk_rows <= last for one in positions if one < num_rows)
+        for window in windows[start:end]:
+            positions = [
+                order.position(window.source, window.first_row + row) - start_row for row in range(len(window.rows))
+            ]
+            assert all(first <= position // chunk_rows <= last for position in positions if position < num_rows)
         num_found[first : last + 1] += 1
         complete += [chunk for chunk in range(first, last + 1) if num_found[chunk] == num_pieces[chunk]]
         num_complete_rows = (max(complete, default=-1) + 1) * chunk_rows
-        assert all(one.first_position >= start_row + num_complete_rows for one in windows[end:])
+        assert all(window.first_position >= start_row + num_complete_rows for window in windows[end:])
     assert (num_read, complete) == (len(windows), list(range(-(-num_rows // chunk_rows))))
 
 
@@ -124,9 +126,9 @@ def test_many_sources_of_large_shards_hold_a_bounded_number_of_rows():
     *groups, num_pieces = reading_groups(windows, 0, num_rows, chunk_rows)
     num_held, num_found, num_complete = [0], np.zeros_like(num_pieces), 0
     for _, end, first, last in zip(*groups, strict=True):
-        num_held.append(sum(len(one.rows) for one in windows[:end]) - num_complete * chunk_rows)
+        num_held.append(sum(len(window.rows) for window in windows[:end]) - num_complete * chunk_rows)
         num_found[first : last + 1] += 1
         num_complete = int(np.argmax(num_found < num_pieces))
     assert max(num_held) < 9 * buffer_rows
     # In whole shards it would be five times as many; for that each shard is read seven times.
-    assert sum(one.window.num_rows for one in windows) < 8 * num_rows
+    assert sum(window.window.num_rows for window in windows) < 8 * num_rows

@@ -62,7 +62,10 @@ def of_all_replicas(batches_of_pipelines, num_replicas):
     num_steps = len(batches_of_pipelines[0]) // share
     assert {len(batches) for batches in batches_of_pipelines} == {num_steps * share}
     shares = [slice(step * share, (step + 1) * share) for step in range(num_steps)]
-    return [[row for batches in batches_of_pipelines for batch in batches[one] for row in batch] for one in shares]
+    return [
+        [row for batches in batches_of_pipelines for batch in batches[step_share] for row in batch]
+        for step_share in shares
+    ]
 
 
 def test_every_row_is_read_once_an_epoch_in_an_order_of_the_seed(shards):

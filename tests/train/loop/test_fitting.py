@@ -64,7 +64,7 @@ def steps_per_execution(
     return StepsPerExecution(hooks, in_flight or unbounded(), input_waits or InputWaits(), **of_run)
 
 
-def fit(strategy, max_steps=8, input_seconds=0.0, num_steps=20, **more):
+def fit(strategy, max_steps=8, input_seconds=0.0, num_steps=20, **settings):
     def wait(value):
         time.sleep(input_seconds)
         return value
@@ -78,7 +78,7 @@ def fit(strategy, max_steps=8, input_seconds=0.0, num_steps=20, **more):
     calls = []
     input_waits = InputWaits()
     callback = steps_per_execution(
-        max_steps=max_steps, num_steps=num_steps, calls=calls, input_waits=input_waits, **more
+        max_steps=max_steps, num_steps=num_steps, calls=calls, input_waits=input_waits, **settings
     )
     started_seconds = time.perf_counter()
     model.fit(numbers, steps_per_epoch=num_steps, verbose=0, callbacks=[callback])
