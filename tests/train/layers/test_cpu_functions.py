@@ -44,24 +44,26 @@ def gradients(is_in_bfloat16: bool) -> tuple[tf.Tensor, ...]:
 
 @needs_instructions
 def test_products_are_rounded_and_sums_are_not():
-    exact, found = gradients(False), gradients(True)
-    differences = [float(tf.norm(one - other) / tf.norm(other)) for one, other in zip(found, exact, strict=True)]
+    exact, rounded = gradients(False), gradients(True)
+    differences = [
+        float(tf.norm(gradient - other) / tf.norm(other)) for gradient, other in zip(rounded, exact, strict=True)
+    ]
     assert min(differences) > 1e-5
     assert max(differences) < 0.01  # a sum in bfloat16 of as many terms loses most of them
-    assert {one.dtype for one in found} == {tf.float32}
+    assert {gradient.dtype for gradient in rounded} == {tf.float32}
 
 
 def test_only_what_xla_compiles_is_fused():
-    found = []
+    unfused = []
 
     def note():
-        found.append(runs_unfused())
+        unfused.append(runs_unfused())
         return tf.constant(0)
 
     note()
     tf.function(note)()
     tf.function(note, jit_compile=True)()
-    assert found == [True, True, False]
+    assert unfused == [True, True, False]
 
 
 def test_the_loss_of_labels_whose_probability_underflows_is_finite():

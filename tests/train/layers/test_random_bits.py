@@ -33,7 +33,8 @@ def test_keys_bits_and_what_is_dropped_are_pinned():
     assert draw_bits(keys, (2,)).numpy().tolist() == [[816071844, 1404781570], [1831591491, 1463012199]]
     keys = tf.constant([[617749520, 2129028673], [3311171110, 1076764832]], tf.uint32)
     outputs = drop(tf.ones((2, 3, 8)), keys, 0.3).numpy()
-    assert "".join("1" if one else "." for one in outputs.ravel()) == "1.1..1.111.1111111111...11.1..1.111.111111111.11"
+    kept = "".join("1" if output else "." for output in outputs.ravel())
+    assert kept == "1.1..1.111.1111111111...11.1..1.111.111111111.11"
     compiled = tf.function(lambda keys: drop(tf.ones((2, 3, 8)), keys, 0.3), jit_compile=True)
     np.testing.assert_array_equal(compiled(keys), outputs)
 
@@ -74,7 +75,7 @@ def test_rows_steps_streams_and_seeds_have_keys_of_their_own():
 def test_words_are_uniform_and_independent():
     num_rows, length = 256, 512
     keys = row_keys(SEED, num_rows)
-    draws = [draw_bits(one, (length,)).numpy() for one in (keys, fold_in(keys, 1), row_keys((3, 5), num_rows))]
+    draws = [draw_bits(stream, (length,)).numpy() for stream in (keys, fold_in(keys, 1), row_keys((3, 5), num_rows))]
     for draw in draws:
         # A chi-squared of 255 degrees of freedom, for each byte of the word: its deviation is 22.6.
         for byte in np.moveaxis(draw.view(np.uint8).reshape(-1, 4), 1, 0):
@@ -83,11 +84,12 @@ def test_words_are_uniform_and_independent():
             assert abs(((counts - expected) ** 2 / expected).sum() - 255) < 5 * 22.6
     pairs = [(draws[0], draws[1]), (draws[0], draws[2]), (draws[0][1:], draws[0][:-1])]
     pairs += [(draws[0][:, distance:], draws[0][:, :-distance]) for distance in (1, 2, 3, 64)]
-    for one, other in pairs:
+    for first, second in pairs:
         for bit in (0, 15, 31):  # of the word
-            both = [(draw.ravel() >> np.uint32(bit) & np.uint32(1)).astype(float) for draw in (one, other)]
-            assert abs(np.corrcoef(*both)[0, 1]) < 4.5 / np.sqrt(one.size)
-        assert abs(np.corrcoef(one.ravel().astype(float), other.ravel().astype(float))[0, 1]) < 4.5 / np.sqrt(one.size)
+            both = [(draw.ravel() >> np.uint32(bit) & np.uint32(1)).astype(float) for draw in (first, second)]
+            assert abs(np.corrcoef(*both)[0, 1]) < 4.5 / np.sqrt(first.size)
+        correlation = np.corrcoef(first.ravel().astype(float), second.ravel().astype(float))[0, 1]
+        assert abs(correlation) < 4.5 / np.sqrt(first.size)
 
 
 def test_under_one_key_no_word_comes_twice():
@@ -145,7 +147,7 @@ def test_rate_and_independence():
     num_rows, shape, rate = 64, (64, 64), 0.1
     keys = row_keys(SEED, num_rows)
     folded = [fold_in(fold_in(keys, layer), call) for layer, call in ((0, 0), (1, 0), (0, 1))]
-    draws = [drop(tf.ones((num_rows, *shape)), one, rate).numpy() > 0 for one in folded]
+    draws = [drop(tf.ones((num_rows, *shape)), folded_keys, rate).numpy() > 0 for folded_keys in folded]
     num_elements = draws[0].size
     for draw in draws:
         deviation = np.sqrt(rate * (1 - rate) / num_elements)
@@ -155,9 +157,9 @@ def test_rate_and_independence():
         (draws[0], draws[1]), (draws[0], draws[2]), (draws[0][1:], draws[0][:-1]),
         (draws[0][:, 1:], draws[0][:, :-1]), (draws[0][..., 1:], draws[0][..., :-1]),
     ]  # fmt: skip
-    for one, other in pairs:
-        correlation = np.corrcoef(one.ravel(), other.ravel())[0, 1]
-        assert abs(correlation) < 4.5 / np.sqrt(one.size)
+    for first, second in pairs:
+        correlation = np.corrcoef(first.ravel(), second.ravel())[0, 1]
+        assert abs(correlation) < 4.5 / np.sqrt(first.size)
 
 
 def test_layers_and_calls_differ_and_repeat_with_the_context():
@@ -169,9 +171,9 @@ def test_layers_and_calls_differ_and_repeat_with_the_context():
         with dropping_out_by(keys):
             return [layer(inputs, training=True).numpy() for layer in (first, second, first)]
 
-    one = draws()
-    np.testing.assert_array_equal(one, draws())
-    assert not any(np.array_equal(one[index], one[other]) for index, other in ((0, 1), (0, 2), (1, 2)))
+    outputs = draws()
+    np.testing.assert_array_equal(outputs, draws())
+    assert not any(np.array_equal(outputs[index], outputs[other]) for index, other in ((0, 1), (0, 2), (1, 2)))
 
 
 def test_a_repeatable_function_drops_the_same_when_called_again():
@@ -179,10 +181,10 @@ def test_a_repeatable_function_drops_the_same_when_called_again():
     inputs = tf.ones((2, 30))
     with dropping_out_by(row_keys(SEED, 2)):
         step = repeatable(lambda values: layer(values, training=True))
-        one, between, again = step(inputs), layer(inputs, training=True), step(inputs)
+        first, between, again = step(inputs), layer(inputs, training=True), step(inputs)
         after = layer(inputs, training=True)
-    np.testing.assert_array_equal(one, again)
-    assert not np.array_equal(one, between)
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, between)
     assert not np.array_equal(between, after)
 
 

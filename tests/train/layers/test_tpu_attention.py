@@ -44,8 +44,8 @@ def attention(query, key, value, attended, rate, keys=KEYS, **options):
     return with_gradients(lambda *args: attend(*args, mask, keys if rate else None, rate, **options), query, key, value)
 
 
-def compiled(query, key, value, *rest, **options):
-    compute = tf.autograph.experimental.do_not_convert(lambda *arguments: attention(*arguments, *rest, **options))
+def compiled(query, key, value, attended, rate, **options):
+    compute = tf.autograph.experimental.do_not_convert(lambda *args: attention(*args, attended, rate, **options))
     return tf.function(compute, jit_compile=True)(query, key, value)
 
 
@@ -183,8 +183,8 @@ def test_blocks_of_long_rows_give_what_plain_attention_gives(monkeypatch, length
     near = documents[0][:, :, :, np.newaxis] == documents[1][:, :, np.newaxis]
     expected = with_gradients(lambda *args: plain_attention(*args, attended, 0.0, near), *arguments)
     make_long(monkeypatch)
-    found = attention(*arguments, attended, 0.0, documents=first_tokens and documents)
-    assert_all_close(found, expected, rtol=1e-4, atol=3e-5 * scale)
+    results = attention(*arguments, attended, 0.0, documents=first_tokens and documents)
+    assert_all_close(results, expected, rtol=1e-4, atol=3e-5 * scale)
 
 
 def test_blocks_of_long_rows_have_their_dropout(monkeypatch):

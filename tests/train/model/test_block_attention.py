@@ -95,7 +95,7 @@ def test_the_check_of_the_layers_compares_within_documents(monkeypatch):
     monkeypatch.setattr(
         tpu_layers,
         "attention",
-        lambda layer, states, rows, *more: attention(layer, states, rows._replace(documents=None), *more),
+        lambda layer, states, rows, *arguments: attention(layer, states, rows._replace(documents=None), *arguments),
     )
     with one_cpu().scope():
         network = tiny_model("roberta", num_hidden_layers=1, sep_token_id=SEP, attention_probs_dropout_prob=0.2)

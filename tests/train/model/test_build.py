@@ -148,8 +148,8 @@ def gradients(model: Any) -> list[tf.Tensor]:
     with dropping_out_by(row_keys((5, 6), 3), key_of((5, 6))):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.nn.log_softmax(model(inputs, training=True).logits)[..., 7])
-        found = tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")
-    return [tf.convert_to_tensor(gradient) for gradient in found]
+        weight_gradients = tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")
+    return [tf.convert_to_tensor(gradient) for gradient in weight_gradients]
 
 
 @pytest.mark.parametrize("name", ["bert", "distilbert", "modernbert"])
@@ -183,7 +183,7 @@ def test_xla_does_not_find_that_layers_are_computed_twice():
     model = dropping_model("roberta", 0.3)
     expected, num_products = compiled(model)
     recompute_layers(model)
-    found, num_more_products = compiled(model)
-    assert_all_close(found, expected, atol=1e-6)
+    recomputed, num_more_products = compiled(model)
+    assert_all_close(recomputed, expected, atol=1e-6)
     # Of a layer's eight products the last is not needed again.
     assert num_more_products >= num_products + 5

@@ -70,13 +70,15 @@ def outputs_and_gradients(network: tf_keras.Model, rows: dict, *, training: bool
         loss = tf.add_n([tf.reduce_sum(tf.sin(values)) for values in outputs])
     gradients = tape.gradient(loss, network.trainable_variables, unconnected_gradients="zero")
     names = [weight.name.partition("/")[2] for weight in network.trainable_variables]
-    return outputs, {key: tf.convert_to_tensor(one).numpy() for key, one in zip(names, gradients, strict=True)}
+    return outputs, {
+        key: tf.convert_to_tensor(gradient).numpy() for key, gradient in zip(names, gradients, strict=True)
+    }
 
 
 def assert_equal(theirs: tuple[list, dict], ours: tuple[list, dict]) -> None:
     assert len(theirs[0]) == len(ours[0])
-    for one, other in zip(theirs[0], ours[0], strict=True):
-        np.testing.assert_allclose(other, one, atol=1e-5)
+    for their_output, our_output in zip(theirs[0], ours[0], strict=True):
+        np.testing.assert_allclose(our_output, their_output, atol=1e-5)
     assert theirs[1].keys() == ours[1].keys()
     for key, gradient in theirs[1].items():
         np.testing.assert_allclose(ours[1][key], gradient, rtol=1e-4, atol=1e-5 * max(1, np.abs(gradient).max()))
@@ -165,7 +167,7 @@ def test_bfloat16_is_near_theirs(name):
     assert ours.dtype == theirs.dtype == tf.bfloat16
     network = theirs_and_ours(name)[1]
     exact = network(rows_of(network)).logits
-    of_theirs, of_ours = (np.abs(tf.cast(found, tf.float32) - exact).mean() for found in (theirs, ours))
+    of_theirs, of_ours = (np.abs(tf.cast(logits, tf.float32) - exact).mean() for logits in (theirs, ours))
     assert of_ours < max(1.1 * of_theirs, 2e-2)
 
 

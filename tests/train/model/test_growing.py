@@ -49,13 +49,13 @@ def test_the_middle_is_kept_and_wraps_around():
 
 @settings(max_examples=30)
 @given(st.integers(1, 6), st.integers(0, 9), st.integers(1, 6), st.integers(0, 9), st.integers(0, 9))
-def test_copies_of_inputs_give_copies_of_outputs(size, more, outputs, more_outputs, seed):
+def test_copies_of_inputs_give_copies_of_outputs(size, more_inputs, outputs, more_outputs, seed):
     generator = np.random.default_rng(seed)
     kernel, inputs = generator.normal(size=(size, outputs)), generator.normal(size=size)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(growing, "NOISE_DEVIATION", 0.0)
-        larger = tiled(kernel, (size + more, outputs + more_outputs), 1, 0, is_input=True)
-    copied = inputs[wrapped(size, size + more, 1)[0]]
+        larger = tiled(kernel, (size + more_inputs, outputs + more_outputs), 1, 0, is_input=True)
+    copied = inputs[wrapped(size, size + more_inputs, 1)[0]]
     expected = (inputs @ kernel)[wrapped(outputs, outputs + more_outputs, 1)[0]]
     np.testing.assert_allclose(copied @ larger, expected, atol=1e-5)
 
@@ -72,8 +72,8 @@ def test_copies_alone_get_noise():
 @pytest.mark.parametrize("name", ["electra", "modernbert"])
 def test_twice_the_width_computes_the_same(name, tmp_path, monkeypatch):
     monkeypatch.setattr(growing, "NOISE_DEVIATION", 0.0)
-    more = {"embedding_size": 32} if name == "electra" else {}
-    source, model = grown_model(name, tmp_path, **TWICE, **more)
+    overrides = {"embedding_size": 32} if name == "electra" else {}
+    source, model = grown_model(name, tmp_path, **TWICE, **overrides)
     batch, _ = padded_batch(source)
     np.testing.assert_allclose(model(batch).logits[..., :VOCABULARY], source(batch).logits, atol=1e-4)
     np.testing.assert_array_equal(model(batch).logits[..., VOCABULARY:], 0)
@@ -88,8 +88,8 @@ def test_layers_are_repeated_and_the_rest_is_named(tmp_path, caplog):
     (message,) = caplog.messages
     num_weights = model.count_params() - 56 * (32 + 1)  # without padding of the vocabulary
     fraction = f"{100 * (1 - 18 * 32 / num_weights):.2f}%"
-    rest = "roberta/embeddings/position_embeddings/embeddings:0 from 32 on"
-    assert message == f"tiled from --init-from: {fraction} of {num_weights:,} weights; initialized randomly: {rest}"
+    untiled = "roberta/embeddings/position_embeddings/embeddings:0 from 32 on"
+    assert message == f"tiled from --init-from: {fraction} of {num_weights:,} weights; initialized randomly: {untiled}"
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,6 @@ def test_a_run_starts_from_a_smaller_one(finished_run, shards, tmp_path):
     flags = run_flags(shards, tmp_path / "run", "--init-from", str(finished_run), "--grow", "--max-steps", "1")
     larger = "num_hidden_layers=2,hidden_size=64,num_attention_heads=4,intermediate_size=128"
     assert main([*flags, "--config-overrides", larger, "--learning-rate", "1e-9"]) == 0
-    small, large = (load_model(str(one / "export")) for one in (finished_run, tmp_path / "run"))
-    table, larger_table = (one.roberta.embeddings.weight.numpy() for one in (small, large))
+    small, large = (load_model(str(folder / "export")) for folder in (finished_run, tmp_path / "run"))
+    table, larger_table = (model.roberta.embeddings.weight.numpy() for model in (small, large))
     np.testing.assert_allclose(larger_table[:, 16:48], table, atol=1e-6)

@@ -57,7 +57,7 @@ def test_positions_that_a_checkpoint_lacks_keep_their_start(export):
     untouched, model = (fresh("roberta", max_position_embeddings=50) for _ in range(2))
     load_initial_weights(model, str(export), VOCABULARY)
     source = load_model(str(export))
-    table, given, before = (one.roberta.embeddings.positions.numpy() for one in (model, source, untouched))
+    table, given, before = (network.roberta.embeddings.positions.numpy() for network in (model, source, untouched))
     np.testing.assert_array_equal(table[:32], given)
     np.testing.assert_array_equal(table[32:], before[32:])
 

@@ -46,8 +46,8 @@ def outputs(network: Any, *, training: bool) -> list[np.ndarray]:
     """Compute logits and all hidden states; a part that drops at random starts from one seed."""
     rows, _ = padded_batch(network)
     tf.random.set_seed(3)
-    found = network(rows, training=training, output_hidden_states=True)
-    return [found.logits.numpy(), *(states.numpy() for states in found.hidden_states)]
+    returned = network(rows, training=training, output_hidden_states=True)
+    return [returned.logits.numpy(), *(states.numpy() for states in returned.hidden_states)]
 
 
 @of_transformers_4
@@ -69,8 +69,8 @@ def test_without_its_patches_a_network_is_as_transformers_made_it(name):
     legacy.undo_patches(patched)
     assert attributes(patched) == attributes(made)
     for training in (False, True):
-        for found, expected in zip(outputs(patched, training=training), outputs(made, training=training), strict=True):
-            np.testing.assert_array_equal(found, expected)
+        for output, expected in zip(outputs(patched, training=training), outputs(made, training=training), strict=True):
+            np.testing.assert_array_equal(output, expected)
 
 
 @of_transformers_4

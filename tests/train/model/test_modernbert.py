@@ -22,9 +22,9 @@ def padded_rows(length):
     return {"input_ids": ids, "attention_mask": attended.astype(np.int32)}, attended
 
 
-def assert_same(found, expected):
-    np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
-    for gradient, expected_gradient in zip(found[1], expected[1], strict=True):
+def assert_same(actual, expected):
+    np.testing.assert_allclose(actual[0], expected[0], atol=1e-5)
+    for gradient, expected_gradient in zip(actual[1], expected[1], strict=True):
         np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-5 * np.abs(expected_gradient).max())
 
 
@@ -32,9 +32,9 @@ def test_blocks_of_a_local_layer_equal_masked_scores(monkeypatch):
     model, length = tiny_model("modernbert"), 43
     inputs, attended = padded_rows(length)
     assert can_use_blocks(length, model.encoder.layer[1].attention.reach)
-    found = logits_and_gradients(model, inputs, attended)
+    with_blocks = logits_and_gradients(model, inputs, attended)
     monkeypatch.setattr(reference_layers, "can_use_blocks", lambda *_: False)
-    assert_same(found, logits_and_gradients(model, inputs, attended))
+    assert_same(with_blocks, logits_and_gradients(model, inputs, attended))
 
 
 @pytest.mark.slow

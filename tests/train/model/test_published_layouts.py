@@ -142,22 +142,26 @@ def write(name: str, folder: Path) -> tuple[str, dict[str, np.ndarray]]:
     """Write made-up weights; return the auto class that reads them, and the weights."""
     settings, read, left_out = LAYOUTS[name]
     random = np.random.default_rng(0)
-    weights = {one: random.normal(size=shape).astype(np.float32) for one, shape in (read | left_out).items()}
-    weights |= {one: np.arange(POSITIONS)[np.newaxis] for one in weights if one.endswith("position_ids")}
+    weights = {
+        weight_name: random.normal(size=shape).astype(np.float32) for weight_name, shape in (read | left_out).items()
+    }
+    weights |= {
+        weight_name: np.arange(POSITIONS)[np.newaxis] for weight_name in weights if weight_name.endswith("position_ids")
+    }
     folder.mkdir(exist_ok=True)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(SIZES | settings), encoding="utf-8")
     ending = settings["architectures"][0]
-    return next((MODEL_CLASSES[one] for one in MODEL_CLASSES if ending.endswith(one)), "TFAutoModel"), weights
+    return next((MODEL_CLASSES[suffix] for suffix in MODEL_CLASSES if ending.endswith(suffix)), "TFAutoModel"), weights
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_weights_of_a_published_layout_are_read_with_nothing_missing(name, tmp_path):
     model_class, weights = write(name, tmp_path)
-    read = {one: weights[one] for one in LAYOUTS[name][1] if one != "decoder.weight"}
-    names = {one: one.replace("gamma", "weight").replace("beta", "bias") for one in read}
+    read = {weight_name: weights[weight_name] for weight_name in LAYOUTS[name][1] if weight_name != "decoder.weight"}
+    names = {weight_name: weight_name.replace("gamma", "weight").replace("beta", "bias") for weight_name in read}
     prefix = "bert." if name.startswith("sentence-transformers") else ""
-    expected = {prefix + names[one]: array for one, array in read.items()}
+    expected = {prefix + names[weight_name]: array for weight_name, array in read.items()}
     assert_same_arrays(pytorch_weights(load_model(str(tmp_path), model_class)), expected)
 
 

@@ -48,8 +48,10 @@ def test_bfloat16_is_as_exact_as_in_the_reference_layers():
     assert np.abs(logits - exact).mean() < 1.2 * np.abs(reference - exact).mean()
     assert all(gradient.dtype == np.float32 for gradient in gradients)
     errors, reference_errors = (
-        np.sqrt(sum(np.square(one - exact).sum() for one, exact in zip(found, exact_gradients, strict=True)))
-        for found in (gradients, of_reference)
+        np.sqrt(
+            sum(np.square(gradient - exact).sum() for gradient, exact in zip(computed, exact_gradients, strict=True))
+        )
+        for computed in (gradients, of_reference)
     )
     assert errors < 1.2 * reference_errors
 
@@ -147,7 +149,7 @@ def test_products_of_normalized_inputs_are_the_plain_ones(dtype, tolerance):
     def exact(inputs, gamma, kernel, *of_heads):
         mean, variance = tf.nn.moments(inputs, -1, keepdims=True)
         states = tf.nn.batch_normalization(inputs, mean, variance, None, gamma, 1e-5)
-        query, *others = (tf.einsum("bld,dnh->bnhl", states, one) for one in of_heads)
+        query, *others = (tf.einsum("bld,dnh->bnhl", states, head_kernel) for head_kernel in of_heads)
         return states @ kernel, rotated(query, 100.0), *others
 
     def own(inputs, gamma, kernel, *of_heads):
@@ -157,7 +159,9 @@ def test_products_of_normalized_inputs_are_the_plain_ones(dtype, tolerance):
         return *scaled(scale, *tf.split(halves, 2, axis=-1)), *scaled(of_tokens, rotated(query, 100.0), *others)
 
     def joined(function):
-        return lambda *arguments: tf.concat([tf.reshape(one, (4, 16, -1)) for one in function(*arguments)], axis=-1)
+        return lambda *arguments: tf.concat(
+            [tf.reshape(output, (4, 16, -1)) for output in function(*arguments)], axis=-1
+        )
 
     expected, outputs = exact_and_own(joined(exact), joined(own), dtype, inputs, gamma, kernel, *of_heads)
     assert_near(outputs, expected, tolerance)

@@ -41,8 +41,8 @@ def values(model: Any) -> dict[str, np.ndarray]:
 
 
 def assert_opened_by_transformers(folder: str, model: Any, model_class: str) -> None:
-    opened, found = getattr(transformers, model_class).from_pretrained(folder, output_loading_info=True)
-    assert not any(found.values())
+    opened, loading_info = getattr(transformers, model_class).from_pretrained(folder, output_loading_info=True)
+    assert not any(loading_info.values())
     named = {name.replace(opened.name, model.name, 1): array for name, array in values(opened).items()}
     assert_same_arrays(named, values(model))
 
