@@ -247,8 +247,13 @@ def test_lines_in_a_checkpoint_are_written_at_the_next_start(tmp_path):
     complete = (tmp_path / "metrics.jsonl").read_bytes()
     # In the file or not, in part, or others of a way that was given up.
     lines = complete.splitlines(keepends=True)
-    for there in (complete, b"".join(lines[:num_written]), complete[:-20], b"".join([*lines[:num_written], lines[0]])):
-        (tmp_path / "metrics.jsonl").write_bytes(there)
+    for content in (
+        complete,
+        b"".join(lines[:num_written]),
+        complete[:-20],
+        b"".join([*lines[:num_written], lines[0]]),
+    ):
+        (tmp_path / "metrics.jsonl").write_bytes(content)
         with started_log(tmp_path, 3, num_written=num_written, unwritten=unwritten) as log:
             log.draw()
         assert (tmp_path / "metrics.jsonl").read_bytes() == complete

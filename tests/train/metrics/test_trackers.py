@@ -85,7 +85,7 @@ def test_each_step_is_sent_once_whatever_fails_and_however_often_the_run_resumes
     ]
     assert sent == expected
     losses = [line for line in sent if line[0] == "train/loss"]
-    assert losses == [("train/loss", one, 1 / one) for one in range(1, step + 1)]
+    assert losses == [("train/loss", logged_step, 1 / logged_step) for logged_step in range(1, step + 1)]
     assert fake.finished[-1] is True
 
 

@@ -94,9 +94,9 @@ def fake_clock(speed: float | None = None, seconds: float | None = None) -> Any:
     return SimpleNamespace(tokens_per_second=speed, seconds_left=seconds)
 
 
-def bar_of(num_steps: int, clock: Any, start_step: int = 0, **more: Any) -> TrainingBar:
+def bar_of(num_steps: int, clock: Any, start_step: int = 0) -> TrainingBar:
     plan: Any = SimpleNamespace(num_steps=num_steps)
-    return TrainingBar(plan, clock, start_step, **{"is_chief": True, **more})
+    return TrainingBar(plan, clock, start_step, is_chief=True)
 
 
 def terminal_in(monkeypatch: pytest.MonkeyPatch) -> Terminal:

@@ -88,7 +88,7 @@ def record_of_phases(**corpus_settings: Any) -> dict[str, Any]:
     second["plan"] |= before | {"global_batch_rows": 4, "max_length": 64}
     second["settings"]["masking"]["mlm_probability"] = 0.3
     of_phase = ("settings", "plan", "train_data", "eval_data")
-    phases = [{name: one[name] for name in of_phase} | {"model_config": {}} for one in (first, second)]
+    phases = [{name: phase[name] for name in of_phase} | {"model_config": {}} for phase in (first, second)]
     return second | {"phases": phases}
 
 
@@ -135,7 +135,7 @@ def test_both_values_of_a_setting_that_varies_are_in_the_card(name, place, value
     of = record_of_phases()
     for phase, value in zip(of["phases"], values, strict=True):
         sections = phase[place].values() if place == "settings" else [phase[place]]
-        (section,) = (one for one in sections if name in one or place == "model_config")
+        (section,) = (candidate for candidate in sections if name in candidate or place == "model_config")
         section[name] = value
     once, table = card(of | of["phases"][1]).split("| phase |")
     rows = re.findall(r"^\| \d \| .*", table, flags=re.M)
@@ -275,6 +275,6 @@ def test_of_the_best_checkpoint_of_a_run_that_went_on():
     text = card(RECORDS["files"], step=3)
     assert "This is the checkpoint of step 3 of 6, which had the best evaluation." in text
     assert "not finished" not in text
-    values = {one.metric_type: one.metric_value for one in ModelCard(text).data.eval_results}
+    values = {result.metric_type: result.metric_value for result in ModelCard(text).data.eval_results}
     assert (values["loss"], values["perplexity"]) == (4.5, 90.0)
     assert "4.0000" not in text

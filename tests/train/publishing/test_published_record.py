@@ -64,7 +64,7 @@ MAPS = ("versions", "task", "model_config")
 
 @pytest.mark.parametrize("config_class", [CorpusConfig, NormalizationConfig, UnigramConfig, *SUBJECTS])
 def test_text_in_a_setting_is_redacted_unless_it_is_marked(config_class):
-    names = [one.name for one in fields(config_class)]
+    names = [field.name for field in fields(config_class)]
     for value in (SECRET, [SECRET], {SECRET: SECRET}):
         published = redact_settings(dict.fromkeys([*names, "of a later version"], value), [config_class])
         assert {name for name in published if SECRET in str(published[name])} == PUBLIC_SETTINGS & set(names)
@@ -135,7 +135,7 @@ def test_unknown_text_in_the_records_of_a_run_is_redacted(finished_run):
     checkpoint = parse_record((finished_run / "checkpoints" / "step-00000006.json").read_text(encoding="utf-8"))
     content = json.loads(published_checkpoint(checkpoint).to_json())
     assert parse_record(json.dumps(content)).fingerprint_sha256 == checkpoint.fingerprint_sha256
-    secrets = {one.name: with_secrets(getattr(checkpoint, one.name)) for one in fields(checkpoint)}
+    secrets = {field.name: with_secrets(getattr(checkpoint, field.name)) for field in fields(checkpoint)}
     secrets |= {"skipped": (), "unwritten_log_lines": ({"split": SECRET},)}
     published = published_checkpoint(dataclasses.replace(checkpoint, **secrets))
     assert secret_places(dataclasses.asdict(published)) == PUBLIC_CHECKPOINT
@@ -170,15 +170,15 @@ def test_a_published_corpus_keeps_its_identity():
     files = record("a", data_files=["/home/alice/a"], validation_files=["/home/alice/a"])
     folder = record("b", dataset_name="/home/alice/b", dataset_config="en", validation_split="dev")
     on_hub = record("c", dataset_name="bob/c", dataset_revision="0" * 40, test_split="test")
-    for one in (files, folder, on_hub):
-        published = published_corpus(one)
-        assert identity(published) == identity(one)
-        assert describe_changes(published, one) == describe_changes(one, published) == ""
+    for corpus in (files, folder, on_hub):
+        published = published_corpus(corpus)
+        assert identity(published) == identity(corpus)
+        assert describe_changes(published, corpus) == describe_changes(corpus, published) == ""
         for split in ("train", "validation"):
-            assert record_of_split(published, split) == published_corpus(record_of_split(one, split))
-        assert names_its_text(published) == (one is on_hub and not one["settings"]["data_files"])
+            assert record_of_split(published, split) == published_corpus(record_of_split(corpus, split))
+        assert names_its_text(published) == (corpus is on_hub and not corpus["settings"]["data_files"])
     others = (files, folder, record("a", data_files=["a"], sample_by="paragraph"))
-    parts = [Part(published_corpus(record_of_split(one, "train")), "train") for one in others]
+    parts = [Part(published_corpus(record_of_split(corpus, "train")), "train") for corpus in others]
     assert describe_shared_text(*parts[:2]) == ""
     assert "made from (redacted) (5 bytes, sha256 a)" in describe_shared_text(parts[0], parts[2])
 

@@ -16,16 +16,16 @@ from train.run_mlm import main
 REPO = "alice/tiny"
 
 
-def hub_flags(shards: Path, folder: Path, *more: str) -> list[str]:
-    return run_flags(shards, folder, "--hub-model-id", REPO, *more)
+def hub_flags(shards: Path, folder: Path, *extra_flags: str) -> list[str]:
+    return run_flags(shards, folder, "--hub-model-id", REPO, *extra_flags)
 
 
 @pytest.mark.usefixtures("one_device", "eagerly")
 def test_pushes_every_few_steps_and_at_the_end(hub_here, shards, tmp_path):
-    more = ("--hub-strategy", "steps", "--push-steps", "4", "--steps-per-execution", "6", "--hub-tag", "v1")
+    push_flags = ("--hub-strategy", "steps", "--push-steps", "4", "--steps-per-execution", "6", "--hub-tag", "v1")
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "thesis.txt").write_text("not of the run", encoding="utf-8")
-    assert main(hub_flags(shards, tmp_path, *more, "--hub-private")) == 0
+    assert main(hub_flags(shards, tmp_path, *push_flags, "--hub-private")) == 0
     (tmp_path / "export" / "thesis.txt").unlink()
     repository, last = hub_here.repository(REPO), f"Pretrained for {NUM_STEPS} steps"
     assert repository
@@ -75,8 +75,8 @@ def test_resuming_from_the_hub_on_another_machine(hub_here, shards, finished_run
 def test_a_repository_of_others_is_refused_before_the_run(branch, hub_here, shards, tmp_path, run):
     hub_here.put(REPO, "model.safetensors", b"somebody's", revision=branch)
     before = hub_here.repository(REPO)
-    more = ("--hub-strategy", "checkpoint", "--hub-revision", "main" if branch == "main" else "mine")
-    refused = run(main, *hub_flags(shards, tmp_path / "run", *more))
+    push_flags = ("--hub-strategy", "checkpoint", "--hub-revision", "main" if branch == "main" else "mine")
+    refused = run(main, *hub_flags(shards, tmp_path / "run", *push_flags))
     assert f"{REPO} already contains files that this tool did not create (model.safetensors)" in refused.refusal
     assert hub_here.repository(REPO) == before
     assert not (tmp_path / "run").exists()
