@@ -41,16 +41,16 @@ def test_phases_are_killed_and_stopped_at_random_moments(runs, phase_shards, tmp
 
 def test_a_spike_leads_back_and_on_without_its_rows(runs, shards, tmp_path):
     bad_rows(shards, tmp_path / "shards")
-    more = ["--train-dataset", str(tmp_path / "shards"), "--tokenizer", str(shards / "train" / "tokenizer")]
-    more += ["--on-nonfinite", "skip", *ON_JAX]
-    assert runs.on(1).run(run_flags(shards, tmp_path / "run", *SPIKE_FLAGS, *more)) == 0
+    common_flags = ["--train-dataset", str(tmp_path / "shards"), "--tokenizer", str(shards / "train" / "tokenizer")]
+    common_flags += ["--on-nonfinite", "skip", *ON_JAX]
+    assert runs.on(1).run(run_flags(shards, tmp_path / "run", *SPIKE_FLAGS, *common_flags)) == 0
     rollbacks = logged(tmp_path / "run", "rollback")
     assert {line["reason"] for line in rollbacks} == {"spike"}
     train = logged(tmp_path / "run", "train")
     assert [line["step"] for line in train] == list(range(1, 31))
     assert max(line["loss"] for line in train[8:]) < 1.5
 
-    killed = run_flags(shards, tmp_path / "killed", *SPIKE_FLAGS, *more)
+    killed = run_flags(shards, tmp_path / "killed", *SPIKE_FLAGS, *common_flags)
     num_reports = rollbacks[0]["step"] + 1
     assert runs.on(1).run_and_signal(killed, "train", num_reports, signal.SIGKILL, 0.0) == -signal.SIGKILL
     assert runs.on(1).run(killed) == 0

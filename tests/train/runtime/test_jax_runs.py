@@ -28,13 +28,13 @@ def test_pairs_of_segments(pair_shards, pair_run, tmp_path):
 
 def test_scores_words_pushes_and_a_profile(shards, tmp_path, hub_here):
     """On two replicas with micro-batches."""
-    rows = [{"sentence_good": f"{one} corpus", "sentence_bad": f"corpus {one}"} for one in ("small", "many", "rows")]
+    rows = [{"sentence_good": f"{word} corpus", "sentence_bad": f"corpus {word}"} for word in ("small", "many", "rows")]
     pairs = write_jsonl(tmp_path / "pairs.jsonl", *rows)
-    more = ("--score-pairs", str(pairs), "--score-words", "5", "--save-at-words", "80", "150", "--log-steps", "1")
-    run_on_one_device(main, run_flags(shards, tmp_path / "expected", *more), eagerly=True)
-    more = (*more, "--per-replica-batch-size", "1", "--gradient-accumulation-steps", "2", "--steps-per-execution", "3")
-    more = (*more, "--hub-model-id", REPO, "--hub-strategy", "steps", "--push-steps", "2", "--profile", "2:4")
-    run_on_jax(main, run_flags(shards, tmp_path / "run", *more), 2)
+    flags = ("--score-pairs", str(pairs), "--score-words", "5", "--save-at-words", "80", "150", "--log-steps", "1")
+    run_on_one_device(main, run_flags(shards, tmp_path / "expected", *flags), eagerly=True)
+    flags += ("--per-replica-batch-size", "1", "--gradient-accumulation-steps", "2", "--steps-per-execution", "3")
+    flags += ("--hub-model-id", REPO, "--hub-strategy", "steps", "--push-steps", "2", "--profile", "2:4")
+    run_on_jax(main, run_flags(shards, tmp_path / "run", *flags), 2)
     assert list((tmp_path / "run").rglob("*.xplane.pb"))
     assert_alike(tmp_path / "run", tmp_path / "expected")
     assert {"pairs_accuracy", "word_accuracy", "bits_per_byte"} <= set(logged(tmp_path / "run", "validation")[0])
@@ -45,9 +45,9 @@ def test_scores_words_pushes_and_a_profile(shards, tmp_path, hub_here):
 
 def test_bfloat16_on_tpu_layers_of_a_model_that_grows_and_saves_by_the_clock(shards, jax_run, tmp_path):
     larger = "num_hidden_layers=2,hidden_size=32,num_attention_heads=2,intermediate_size=64"
-    more = ("--bfloat16", "--tpu-layers", "on", "--optimizer", "lamb")
-    more += ("--init-from", str(jax_run / "export"), "--grow", "--config-overrides", larger)
-    run_on_one_device(main, run_flags(shards, tmp_path / "expected", *more))
-    run_on_jax(main, run_flags(shards, tmp_path / "run", *more, "--save-minutes", "0.001"), 1)
+    flags = ("--bfloat16", "--tpu-layers", "on", "--optimizer", "lamb")
+    flags += ("--init-from", str(jax_run / "export"), "--grow", "--config-overrides", larger)
+    run_on_one_device(main, run_flags(shards, tmp_path / "expected", *flags))
+    run_on_jax(main, run_flags(shards, tmp_path / "run", *flags, "--save-minutes", "0.001"), 1)
     assert_alike(tmp_path / "run", tmp_path / "expected", 2e-2)
     assert len(list((tmp_path / "run" / "checkpoints").glob("*.json"))) > 1

@@ -118,8 +118,8 @@ def test_long_masks_keep_their_values_in_any_jax():
     with devices_of_jax(1) as devices:
         program = compile_program(lowered.stablehlo, devices)
         results = program.execute([place([rows], sharding_over(devices))])
-    found = [host_copy(values_of(one)[0]) for one in results]
-    np.testing.assert_array_equal(found, [np.where(mask, rows, 0), np.where(mask, 0, rows)])
+    copies = [host_copy(values_of(result)[0]) for result in results]
+    np.testing.assert_array_equal(copies, [np.where(mask, rows, 0), np.where(mask, 0, rows)])
     assert lowered.stablehlo.count("63x61xi8>") > 2  # twice the constant, and its conversion
     with parsed(lowered.stablehlo) as module:
         assert str(module).count('dense<"0x') == 1
@@ -128,9 +128,9 @@ def test_long_masks_keep_their_values_in_any_jax():
 @pytest.mark.slow
 def test_twenty_steps_are_those_of_tensorflow(shards, tmp_path):
     """Muon updates matrices in its own way, and all else as AdamW does."""
-    more = ("--dropout", "0.1", "--max-steps", "20", "--log-steps", "1", "--eval-steps", "10", "--optimizer", "muon")
-    assert main(run_flags(shards, tmp_path / "expected", *more)) == 0
-    run_on_jax(main, run_flags(shards, tmp_path / "run", *more))
+    flags = ("--dropout", "0.1", "--max-steps", "20", "--log-steps", "1", "--eval-steps", "10", "--optimizer", "muon")
+    assert main(run_flags(shards, tmp_path / "expected", *flags)) == 0
+    run_on_jax(main, run_flags(shards, tmp_path / "run", *flags))
     assert_alike(tmp_path / "run", tmp_path / "expected", 1e-5)
 
 
@@ -180,7 +180,7 @@ def test_a_gradient_that_is_not_finite_on_one_replica_stops_all(trained_on_eight
 def test_a_divided_optimizer_makes_the_same_steps_and_is_saved_whole(monkeypatch):
     """Muon divides its matrices, and all else as AdamW does."""
     monkeypatch.setattr(sharding, "MIN_SHARDED_SIZE", 512)
-    whole, divided = (jax_model(2, divided=one, optimizer="muon") for one in (False, True))
+    whole, divided = (jax_model(2, divided=is_divided, optimizer="muon") for is_divided in (False, True))
     assert train(divided) == pytest.approx(train(whole), rel=1e-5)
     saved = TrainingState(divided).read()
     assert_same_arrays(without_means(divided), without_means(whole), atol=2e-5)
@@ -201,8 +201,8 @@ def test_tensorflow_keeps_no_second_copy_and_has_the_values_where_they_are_read(
     assert num_values() == len(variables)
     with model.runtime.on_host(variables):
         read = [variable.numpy() for variable in variables]
-        assert [one.shape for one in read] == [one.shape for one in before]
-        assert any(not np.array_equal(one, other) for one, other in zip(read, before, strict=True))
+        assert [array.shape for array in read] == [array.shape for array in before]
+        assert any(not np.array_equal(array, old) for array, old in zip(read, before, strict=True))
     assert num_values() == len(variables)
 
 
@@ -222,20 +222,20 @@ def test_a_function_may_capture_tensors_and_return_any_structure():
 
     def look_up(batch):
         replica = tf.distribute.get_replica_context()
-        found = tf.gather(table, batch["index"])
-        total.assign_add(replica.all_reduce(tf.distribute.ReduceOp.SUM, found))
-        return {"found": (found, batch["index"] + 1), "sum": total.read_value()}
+        squares = tf.gather(table, batch["index"])
+        total.assign_add(replica.all_reduce(tf.distribute.ReduceOp.SUM, squares))
+        return {"squares": (squares, batch["index"] + 1), "sum": total.read_value()}
 
     function = runtime.on_replicas(look_up, jit_compile=True)
     for num_calls in (1, 2):
         results = function({"index": np.array([[3, 999], [5, 7]])})
-        assert [np.asarray(one).tolist() for one in results["found"][0]] == [[9, 999**2], [25, 49]]
-        assert [np.asarray(one).tolist() for one in results["found"][1]] == [[4, 1000], [6, 8]]
+        assert [np.asarray(array).tolist() for array in results["squares"][0]] == [[9, 999**2], [25, 49]]
+        assert [np.asarray(array).tolist() for array in results["squares"][1]] == [[4, 1000], [6, 8]]
         expected = [num_calls * (9 + 25), num_calls * (999**2 + 49)]
-        assert [np.asarray(one).tolist() for one in results["sum"]] == [expected, expected]
+        assert [np.asarray(array).tolist() for array in results["sum"]] == [expected, expected]
     assert runtime.read([total])[0].tolist() == expected
     runtime.write([total], [np.array([1, 2])])
-    assert [np.asarray(one).tolist() for one in values_of(runtime.replicas_of(total))] == [[1, 2], [1, 2]]
+    assert [np.asarray(array).tolist() for array in values_of(runtime.replicas_of(total))] == [[1, 2], [1, 2]]
     runtime.pull([total])
     assert total.numpy().tolist() == [1, 2]
     total.assign([5, 6])
@@ -298,7 +298,7 @@ def test_a_variable_that_may_be_cast_and_is_only_assigned_is_captured():
     function = runtime.on_replicas(assign)
     for number in (1, 2):
         function(np.full((1, 2), number, np.float32))
-    assert [one.tolist() for one in runtime.read([last, total])] == [[2, 2], [3, 3]]
+    assert [array.tolist() for array in runtime.read([last, total])] == [[2, 2], [3, 3]]
 
 
 def test_the_graph_of_a_program_is_forgotten():
@@ -325,7 +325,7 @@ def test_the_graph_of_a_program_is_forgotten():
 
 def count_graphs():
     gc.collect()
-    return sum(isinstance(one, tf.Graph) for one in gc.get_objects())
+    return sum(isinstance(instance, tf.Graph) for instance in gc.get_objects())
 
 
 def test_a_step_makes_no_python_call_for_each_variable():

@@ -40,19 +40,19 @@ def plans_of(phases, num_rows=1000, num_replicas=1) -> tuple[Plan, ...]:
     to_plan, before = [], None
     for phase in phases:
         config = phase.config
-        more = {"has_separate_schedule": phase.has_separate_schedule, "name": phase.name}
-        more["continues_rows"] = config.data.train_dataset == before
+        settings = {"has_separate_schedule": phase.has_separate_schedule, "name": phase.name}
+        settings["continues_rows"] = config.data.train_dataset == before
         before = config.data.train_dataset
-        to_plan.append(phase_of(config.optimization, config.run, num_rows, config.data.max_length or 16, **more))
+        to_plan.append(phase_of(config.optimization, config.run, num_rows, config.data.max_length or 16, **settings))
     return make_plans(to_plan, num_replicas)
 
 
 def rates(phases, plans):
-    found = []
+    step_rates = []
     for phase, plan in zip(phases, plans, strict=True):
         schedule = build_schedule(phase.config.optimization, **plan.schedule_steps)
-        found += schedule(tf.range(plan.first_step, plan.num_steps)).numpy().tolist()
-    return found
+        step_rates += schedule(tf.range(plan.first_step, plan.num_steps)).numpy().tolist()
+    return step_rates
 
 
 def test_settings_of_the_file_stand_between_preset_and_flags(tmp_path):
@@ -72,7 +72,7 @@ def test_a_phase_has_what_it_names_and_else_what_the_run_has(tmp_path):
         | {"config_overrides": "rope_theta=5.0"},
         flags=[*FLAGS, "--config-overrides", "num_hidden_layers=2"],
     )
-    overrides = [one.config.model.config_overrides for one in (first, second)]
+    overrides = [phase.config.model.config_overrides for phase in (first, second)]
     assert overrides == ["num_hidden_layers=2", "num_hidden_layers=2,rope_theta=5.0"]
     assert (first.name, second.name) == ("phase 1", "long")
     assert (first.config.data.train_dataset, second.config.data.train_dataset) == ("shards", "long")

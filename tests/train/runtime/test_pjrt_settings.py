@@ -82,8 +82,8 @@ def test_a_trial_that_finds_the_tpu_is_followed(tpu_machine, libtpu, tmp_path, m
     with caplog.at_level(logging.INFO):
         pjrt_settings.show_tpu(LOCAL)
     assert "with them it found 8 TPU cores" in caplog.text
-    own, _, rest = os.environ["TF_XLA_FLAGS"].partition(" ")
-    assert (own, rest) == ("--tf_mlir_enable_mlir_bridge=false", " ".join(pjrt_settings.XLA_FLAGS[1:]))
+    own, _, added = os.environ["TF_XLA_FLAGS"].partition(" ")
+    assert (own, added) == ("--tf_mlir_enable_mlir_bridge=false", " ".join(pjrt_settings.XLA_FLAGS[1:]))
     assert [os.environ[name] for name in VARIABLES[:3]] == ["MY", "true", str(libtpu)]
     assert os.environ[pjrt_settings.NO_METADATA_VARIABLE] == "1"  # as no server answered
     assert pjrt_settings.describe_attempts().endswith(", with its PJRT settings.")
@@ -107,7 +107,7 @@ def test_a_trial_that_fails_is_one_line(program, reason, tpu_machine, libtpu, tm
         libtpu.unlink()
         monkeypatch.setattr(pjrt_settings.importlib.util, "find_spec", lambda _: None)
     pjrt_settings.show_tpu(LOCAL)
-    (warning,) = [one for one in caplog.records if one.levelno == logging.WARNING]
+    (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert warning.getMessage() == f"TensorFlow's PJRT settings are not used: a trial with them {reason}"
     assert not set(VARIABLES) & set(os.environ)
     tried = pjrt_settings.describe_attempts()
@@ -154,9 +154,9 @@ train.score_mlm.show_tpu = show_tpu
 
 
 def test_a_run_sets_them_before_it_imports_tensorflow(shards, tiny_start, tmp_path):
-    more = ("--tpu-name", "local", "--pjrt", "off")
-    pretraining = ("train.run_mlm", run_flags(shards, tmp_path / "run", *more))
-    finetuning = ("finetuning.run_classification", flags(tiny_start, tmp_path / "tuned", *more))
+    tpu_flags = ("--tpu-name", "local", "--pjrt", "off")
+    pretraining = ("train.run_mlm", run_flags(shards, tmp_path / "run", *tpu_flags))
+    finetuning = ("finetuning.run_classification", flags(tiny_start, tmp_path / "tuned", *tpu_flags))
     (tmp_path / "text.txt").write_text("a house\n", encoding="utf-8")
     scored = ("--model", str(tiny_start / "start"), "--text", str(tmp_path / "text.txt"), "--tpu-name", "local")
     answers = answers_of([pretraining, finetuning, ("train.score_mlm", scored)], SHOWN)

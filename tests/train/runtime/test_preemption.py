@@ -137,13 +137,13 @@ def test_workers_stop_once_they_have_compared():
 
 def test_workers_save_together_by_the_clock_of_any():
     assert StopRequest().take_agreement_to_save(True)
-    compared, found = [], [0.0, 1.0, 0.0]
-    request = StopRequest(lambda values: compared.append(values) or found)
+    compared, maxima = [], [0.0, 1.0, 0.0]
+    request = StopRequest(lambda values: compared.append(values) or maxima)
     assert not request.take_agreement_to_save(True)
     request.compare()
     assert compared == [[0.0, 1.0, 0.0]]
     assert request.take_agreement_to_save(True)
-    found[1] = 0.0
+    maxima[1] = 0.0
     request.compare()
     assert compared[1] == [0.0, 0.0, 0.0]  # once is enough
     assert not request.take_agreement_to_save(False)

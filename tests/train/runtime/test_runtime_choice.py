@@ -47,15 +47,15 @@ LOCAL = {"tpu_name": "local"}
     ],
 )
 def test_the_runtime_that_has_the_device(settings, device, tensorflow_has_it, jax_has_it, runtime, tpu_name):
-    found = Installed(device, tensorflow_has_it, True, jax_has_it)
+    installed = Installed(device, tensorflow_has_it, True, jax_has_it)
     config = HardwareConfig(**settings)
     if runtime is None:
         with pytest.raises(InputError, match=r"neither tensorflow-tpu nor jax with libtpu .*--extra jax-tpu"):
-            choose_runtime(config, lambda _: found)
+            choose_runtime(config, lambda _: installed)
         return
-    chosen, reason = choose_runtime(config, lambda _: found)
+    chosen, reason = choose_runtime(config, lambda _: installed)
     assert (chosen.runtime, chosen.tpu_name, bool(reason)) == (runtime, tpu_name, True)
-    assert choose_runtime(chosen, lambda _: found)[0] == chosen
+    assert choose_runtime(chosen, lambda _: installed)[0] == chosen
 
 
 @pytest.mark.parametrize(

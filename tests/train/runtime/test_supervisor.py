@@ -51,7 +51,10 @@ def supervise(tmp_path, monkeypatch):
         ("supervisor.report('train', start); sys.exit(0 if start else 75)", 0, 2),  # preempted
         ("supervisor.report('train', 5); sys.exit(1)", 1, 1 + 1),
         ("supervisor.report('train', min(start, 2)); sys.exit(1)", 1, 3 + 1),  # starts 0 to 2 get further
-        *((f"supervisor.report('train', start); sys.exit({one})", one, 1) for one in sorted(FINAL_STATUSES - {0})),
+        *(
+            (f"supervisor.report('train', start); sys.exit({exit_status})", exit_status, 1)
+            for exit_status in sorted(FINAL_STATUSES - {0})
+        ),
     ],
 )
 def test_a_command_is_started_again_while_that_can_help(supervise, body, status, num_starts):
@@ -176,8 +179,9 @@ def wait_for_reports(reports: int, line: str) -> None:
 
 
 def wait_for_the_last_report() -> None:
-    for thread in (one for one in threading.enumerate() if one.name == "heartbeat"):
-        thread.join()
+    for thread in threading.enumerate():
+        if thread.name == "heartbeat":
+            thread.join()
 
 
 def test_what_takes_long_is_reported_over_and_over_until_it_ends(reports):
