@@ -70,7 +70,9 @@ def test_all_units_together_ask_for_each_token_once(name, documents, num_units):
     asker = Asker(TOKENIZERS[name], 20, left_to_right=False)
     texts = [asker.encoder.encode(document) for document in documents]
     try:
-        units = draw_units(documents, [texts, [ENCODERS["all bytes"].encode(one) for one in documents]], num_units, 3)
+        units = draw_units(
+            documents, [texts, [ENCODERS["all bytes"].encode(document) for document in documents]], num_units, 3
+        )
     except InputError:
         return
     material = Material(documents, units, [])

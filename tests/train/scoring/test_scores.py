@@ -59,7 +59,7 @@ def test_the_error_of_a_quotient_is_that_of_repeated_draws():
     random = np.random.default_rng(1)
     sizes = random.integers(1, 12, (4000, 200)).astype(float)
     bits = sizes * 2 + random.normal(0, 1, sizes.shape) * sizes
-    scores = [quotient_of(one, size) for one, size in zip(bits, sizes, strict=True)]
+    scores = [quotient_of(drawn_bits, size) for drawn_bits, size in zip(bits, sizes, strict=True)]
     spread = np.std([score.value for score in scores])
     assert np.mean([score.standard_error for score in scores]) == pytest.approx(spread, rel=0.05)
 
@@ -77,7 +77,7 @@ def group(name, score, networks, no_context=None, measure="pairs"):
     scores = score if isinstance(score, list) else [score]
     names = [name] if not isinstance(score, list) else [f"{name}, step {step}" for step in range(len(score))]
     return ScoredModels(
-        [Scored(one, {measure: of_one}) for one, of_one in zip(names, scores, strict=True)],
+        [Scored(label, {measure: result}) for label, result in zip(names, scores, strict=True)],
         Scored(f"{name}, random weights", {measure: spread_of(networks)}),
         Scored(f"{name}, no context", {measure: no_context or scores[0]}),
         dict.fromkeys(names),
@@ -99,24 +99,24 @@ def test_two_networks_that_know_nothing_differ_in_at_most_one_of_twenty_comparis
     differing, num_trials = np.zeros(2), 1500
     for _ in range(num_trials):
         networks = [network(1000) for _ in range(8)]
-        found = verdicts(group("a", network(3000), networks), group("b", network(3000), networks))
-        differing += [found["a", "a, random weights"] != "no difference", found["b", "a"] != "no difference"]
+        outcomes = verdicts(group("a", network(3000), networks), group("b", network(3000), networks))
+        differing += [outcomes["a", "a, random weights"] != "no difference", outcomes["b", "a"] != "no difference"]
     assert (differing / num_trials < 0.05 + 2 * math.sqrt(0.05 * 0.95 / num_trials)).all()
     assert differing[0] / num_trials > 0.01  # it is no verdict that never comes
 
 
 def test_what_two_models_share_is_no_difference_between_them():
     hard = np.random.default_rng(2).normal(0, 5, 100)  # units are hard or easy for both
-    size, networks = np.ones(100), [quotient_of(np.full(100, 50.0 + one), np.ones(100)) for one in range(3)]
-    one, other = quotient_of(10 + hard, size), quotient_of(10.1 + hard, size)
-    assert other.standard_error > 0.4
-    found = verdicts(
-        group("a", one, networks, measure="bits per byte"), group("b", other, networks, one, "bits per byte")
+    size, networks = np.ones(100), [quotient_of(np.full(100, 50.0 + offset), np.ones(100)) for offset in range(3)]
+    better, worse = quotient_of(10 + hard, size), quotient_of(10.1 + hard, size)
+    assert worse.standard_error > 0.4
+    outcomes = verdicts(
+        group("a", better, networks, measure="bits per byte"), group("b", worse, networks, better, "bits per byte")
     )
-    assert found["b", "a"] == "worse"
-    assert found["b", "b, no context"] == "worse"
-    assert found["a", "a, random weights"] == "better"
-    assert found["a", "a, no context"] == "no difference"
+    assert outcomes["b", "a"] == "worse"
+    assert outcomes["b", "b, no context"] == "worse"
+    assert outcomes["a", "a, random weights"] == "better"
+    assert outcomes["a", "a, no context"] == "no difference"
 
 
 def test_the_luck_of_a_network_that_is_like_random_ones_counts_beside_others():
@@ -124,8 +124,8 @@ def test_the_luck_of_a_network_that_is_like_random_ones_counts_beside_others():
     networks = [fraction_of(np.roll(np.arange(1000) < 1000 * share, 1).astype(float)) for share in (0.45, 0.5, 0.55)]
     better = values.copy()
     better[:80:2] = 1  # by 0.04
-    found = verdicts(group("a", fraction_of(values), networks), group("b", fraction_of(better), networks))
-    assert found["b", "a"] == "no difference"
+    outcomes = verdicts(group("a", fraction_of(values), networks), group("b", fraction_of(better), networks))
+    assert outcomes["b", "a"] == "no difference"
     steady = [fraction_of(values[:100])] * 3
     apart = verdicts(
         group("a", fraction_of(np.ones(1000)), steady), group("b", fraction_of(np.append(better, [])), steady)
@@ -135,11 +135,11 @@ def test_the_luck_of_a_network_that_is_like_random_ones_counts_beside_others():
 
 def test_few_items_show_no_difference():
     for num_items in (1, 2):
-        right, wrong = (fraction_of(np.full(num_items, one)) for one in (1.0, 0.0))
+        right, wrong = (fraction_of(np.full(num_items, score)) for score in (1.0, 0.0))
         bits = quotient_of(np.arange(num_items) + 1.0, np.ones(num_items))
         assert verdicts(group("a", right, [wrong] * 8, wrong))["a", "a, no context"] == "no difference"
-        more = verdicts(group("a", bits, [bits] * 2, bits, measure="bits per byte"))
-        assert set(more.values()) == {"no difference"}
+        outcomes = verdicts(group("a", bits, [bits] * 2, bits, measure="bits per byte"))
+        assert set(outcomes.values()) == {"no difference"}
 
 
 def test_each_model_is_compared_with_its_controls_and_those_before_it():
@@ -159,7 +159,7 @@ def test_each_model_is_compared_with_its_controls_and_those_before_it():
         ["a/y compared with a/x", "worse by 0.5000 ± 0.0434"],
     ]
     assert "pairs of two equal sentences: 7, each counted as half right" in text
-    assert [one["verdict"] for one in as_json(groups)["differences"]] == ["better"] * 2 + ["worse"] * 3
+    assert [difference["verdict"] for difference in as_json(groups)["differences"]] == ["better"] * 2 + ["worse"] * 3
 
 
 def test_a_table_by_part_has_a_line_for_each_part_and_a_column_for_each_model():

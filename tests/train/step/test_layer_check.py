@@ -55,7 +55,7 @@ def test_right_layers_are_used_and_drop_as_the_reference_layers(name, policy, ca
     assert has_tpu_layers(model)
     assert "TPU-optimized layers are used; on the first rows they give loss 5." in caplog.text
     assert "REFERENCE" not in caplog.text
-    assert all(np.array_equal(one, other) for one, other in zip(state_of(model), before, strict=True))
+    assert all(np.array_equal(array, old) for array, old in zip(state_of(model), before, strict=True))
     assert not any(layer.drops_heads for layer in model.network.dropout_layers)
 
 
@@ -100,10 +100,10 @@ def test_figures_are_those_of_all_replicas():
         assert all(value.shape == (len(model.network.trainable_variables),) for value in squares.values)
         return values
 
-    one, same = losses(rows)
+    loss, same = losses(rows)
     rows[-1, 5] += 1
-    assert one == same
-    assert losses(rows)[0] != one
+    assert loss == same
+    assert losses(rows)[0] != loss
 
 
 def test_figures_agree_within_rounding_alone():
@@ -114,11 +114,11 @@ def test_figures_agree_within_rounding_alone():
     assert expected.describe() == "loss 5, gradient norm 5"
     assert figures_agree(expected, expected)
     assert figures_agree(figures(5.0, 3.0, 4.0, 2e-9, 2e-3), expected)  # next to nothing, or nothing: all rounding
-    for found in (
+    for differing in (
         figures(5.0 * (1 + 2 * LOSS_TOLERANCE), 3.0, 4.0, 1e-9, 1e-3),
         figures(5.0, 3.0 * (1 + 2 * GRADIENT_TOLERANCE), 4.0, 1e-9, 1e-3),
         figures(float("nan"), 3.0, 4.0, 1e-9, 1e-3),
         figures(5.0, 3.0, float("nan"), 1e-9, 1e-3),
     ):
-        assert not figures_agree(found, expected)
-        assert not figures_agree(expected, found)
+        assert not figures_agree(differing, expected)
+        assert not figures_agree(expected, differing)

@@ -58,7 +58,7 @@ def trained(rate_factors=(), **settings):
     optimizer.build(variables)
     gradients = [new_arrays(1 + step) for step in range(NUM_STEPS)]
     for given_gradients in gradients:
-        tensors = [tf.constant(one, tf.float32) for one in given_gradients]
+        tensors = [tf.constant(gradient, tf.float32) for gradient in given_gradients]
         optimizer.apply_scaled(tensors, variables, factor=tf.constant(1.0), is_finite=tf.constant(True))
     return optimizer, variables, gradients
 
@@ -89,7 +89,7 @@ def test_other_variables_and_networks_without_matrices_are_updated_as_by_adamw()
     adamw = build_optimizer(config, num_steps=NUM_STEPS, num_warmup_steps=0)
     adamw.build(expected)
     for given_gradients in gradients:
-        tensors = [tf.constant(one, tf.float32) for one in given_gradients]
+        tensors = [tf.constant(gradient, tf.float32) for gradient in given_gradients]
         adamw.apply_scaled(tensors, expected, factor=tf.constant(1.0), is_finite=tf.constant(True))
     assert_all_close(variables[2:], expected[2:], rtol=1e-6)
 
@@ -126,14 +126,14 @@ def test_updates_are_those_of_torch(torch_python):
         return [*np.split(np.asarray(arrays[0]), 2, axis=1), np.asarray(arrays[1])]
 
     given_to_torch = {
-        "weights": [one.tolist() for one in matrices(new_arrays(0))],
-        "gradients": [[one.tolist() for one in matrices(arrays)] for arrays in gradients],
+        "weights": [matrix.tolist() for matrix in matrices(new_arrays(0))],
+        "gradients": [[matrix.tolist() for matrix in matrices(arrays)] for arrays in gradients],
         "rate": RATE,
         "decay": DECAY,
         "momentum": MOMENTUM,
     }
-    found = json.loads(output_of(torch_python, TORCH_MUON, json.dumps(given_to_torch)))
-    for weight, expected, start in zip(matrices(variables), found, matrices(new_arrays(0)), strict=True):
+    torch_weights = json.loads(output_of(torch_python, TORCH_MUON, json.dumps(given_to_torch)))
+    for weight, expected, start in zip(matrices(variables), torch_weights, matrices(new_arrays(0)), strict=True):
         moved = np.linalg.norm(np.asarray(expected) - start)
         assert np.linalg.norm(weight - np.asarray(expected)) < 0.02 * moved
 
@@ -149,9 +149,9 @@ def test_singular_values_come_near_1_and_vectors_stay(num_rows, num_columns, see
     left, right = random.normal(size=(num_rows, rank)), random.normal(size=(rank, num_columns))
     (u, values, v) = np.linalg.svd(left @ right, full_matrices=False)
     values = np.where(np.arange(len(values)) < rank, np.linspace(1, 0.1, len(values)), 0)
-    found = orthogonalized(tf.constant(scale * (u * values) @ v, tf.float32)).numpy().astype(np.float64)
-    assert found.shape == (num_rows, num_columns)
-    in_its_bases = u.T @ found @ v.T
+    orthogonal = orthogonalized(tf.constant(scale * (u * values) @ v, tf.float32)).numpy().astype(np.float64)
+    assert orthogonal.shape == (num_rows, num_columns)
+    in_its_bases = u.T @ orthogonal @ v.T
     singular = np.diag(in_its_bases)
     assert np.all((singular[:rank] > 0.6) & (singular[:rank] < 1.3))
     assert np.all(np.abs(singular[rank:]) < 1e-3)
@@ -161,7 +161,7 @@ def test_singular_values_come_near_1_and_vectors_stay(num_rows, num_columns, see
 def test_zeros_stay_and_matrices_of_a_stack_are_as_alone():
     assert not orthogonalized(tf.zeros((2, 3, 5))).numpy().any()
     stack = np.random.default_rng(0).normal(size=(4, 7, 3)).astype(np.float32)
-    alone = [orthogonalized(tf.constant(one)) for one in stack]
+    alone = [orthogonalized(tf.constant(matrix)) for matrix in stack]
     assert_all_close(orthogonalized(tf.constant(stack)), alone, rtol=1e-5, atol=1e-6)
 
 
@@ -184,8 +184,8 @@ def test_replicas_that_share_the_matrices_find_those_of_one(monkeypatch):
         return orthogonalized_in_shares(list(map(tf.convert_to_tensor, shards)), axes, Sharding(2, by_xla=False))
 
     strategy = two_cpus()
-    for matrix, found in zip(matrices, strategy.run(on_replica), strict=True):
-        for value in strategy.experimental_local_results(found):
+    for matrix, per_replica in zip(matrices, strategy.run(on_replica), strict=True):
+        for value in strategy.experimental_local_results(per_replica):
             np.testing.assert_allclose(value, orthogonalized(tf.constant(matrix)), atol=1e-5)
 
 

@@ -30,8 +30,8 @@ RATE, DECAY, BETA1, BETA2, EPSILON = 0.01, 0.1, 0.9, 0.98, 1e-6
 def build(name, variables, rate_factors=(), **config):
     settings = {"learning_rate": RATE, "weight_decay_rate": DECAY, "schedule": "constant", **config}
     config = OptimizationConfig(optimizer=name, **settings)
-    more = {"rate_factors": rate_factors, "num_matrices": NUM_MATRICES}
-    optimizer = build_optimizer(config, **more, num_steps=10, num_warmup_steps=0)
+    per_variable = {"rate_factors": rate_factors, "num_matrices": NUM_MATRICES}
+    optimizer = build_optimizer(config, **per_variable, num_steps=10, num_warmup_steps=0)
     optimizer.build(variables)
     return optimizer
 
@@ -81,7 +81,7 @@ def test_updates_are_those_of_the_paper(name, scale, factors, decay):
     for step in range(4):
         gradients = [gradient * (1 if step < 3 else 50) for gradient in gradients_of(step)]
         apply(optimizer, variables, gradients)
-        for index, gradient in enumerate(one.numpy() for one in gradients):
+        for index, gradient in enumerate(tensor.numpy() for tensor in gradients):
             first, second = moments[index]
             first = BETA1 * first + (1 - BETA1) * gradient
             second = BETA2 * second + (1 - BETA2) * gradient**2
@@ -91,8 +91,10 @@ def test_updates_are_those_of_the_paper(name, scale, factors, decay):
             epsilon = EPSILON / np.sqrt(corrections[1]) if name == "adamw" else EPSILON
             corrected = second / corrections[1]
             change = (first / corrections[0]) / (np.sqrt(corrected) + epsilon)
-            more = {"rate": RATE * (factors or (1, 1, 1))[index], "gradient": gradient, "second": corrected}
-            expected[index] = REFERENCES[name](expected[index], change, decay * (index == 0), decays=index == 0, **more)
+            inputs = {"rate": RATE * (factors or (1, 1, 1))[index], "gradient": gradient, "second": corrected}
+            expected[index] = REFERENCES[name](
+                expected[index], change, decay * (index == 0), decays=index == 0, **inputs
+            )
     assert_all_close(variables, expected, rtol=2e-5, atol=1e-6)
     assert int(optimizer.iterations) == 4
 
@@ -178,8 +180,8 @@ def test_nothing_changes_from_the_first_bad_step_on(name, jit_compile):
     without_bad_step = build(name, expected)
     for seed in (0, 2):
         apply(without_bad_step, expected, gradients_of(seed))
-    found = (*variables, *optimizer.variables)
-    assert_all_close(found, (*expected, *without_bad_step.variables), rtol=2e-5, atol=1e-6)
+    resumed_state = (*variables, *optimizer.variables)
+    assert_all_close(resumed_state, (*expected, *without_bad_step.variables), rtol=2e-5, atol=1e-6)
 
 
 def test_a_factor_scales_the_gradients():
@@ -194,10 +196,10 @@ def test_the_norm_is_that_of_all_gradients_together(shapes):
     random = np.random.default_rng(len(shapes))
     gradients = [random.normal(size=shape).astype(np.float32) for shape in shapes]
     expected = np.linalg.norm(np.concatenate([gradient.ravel() for gradient in gradients]).astype(np.float64))
-    found = [tf.constant(gradient) for gradient in gradients]
-    np.testing.assert_allclose(global_norm(found), expected, rtol=1e-6)
+    tensors = [tf.constant(gradient) for gradient in gradients]
+    np.testing.assert_allclose(global_norm(tensors), expected, rtol=1e-6)
     for bad in (np.inf, np.nan):
-        assert not np.isfinite(global_norm([*found, tf.constant([1.0, bad, 1.0])]))
+        assert not np.isfinite(global_norm([*tensors, tf.constant([1.0, bad, 1.0])]))
 
 
 def test_clipping_factors():

@@ -80,8 +80,8 @@ def on_one_replica(model: PretrainingModel, function: Any, batches: list) -> lis
     for batch in batches:
         outputs = [value.numpy() for value in tf.nest.flatten(function(tf.nest.map_structure(tf.constant, batch)))]
         results.append(Result(outputs, values_of(model)))
-    for name, one in variables_of(model).items():
-        one.assign(before[name])
+    for name, variable in variables_of(model).items():
+        variable.assign(before[name])
     return results
 
 
@@ -155,7 +155,7 @@ def runs(sharded_step) -> dict[str, Run]:
         Result(outputs, put_together(state, expected["pairs"][0].state)) for outputs, state in results["pairs", 8]
     ]
     return {
-        name: Run(expected[name], {number: found for (other, number), found in results.items() if other == name})
+        name: Run(expected[name], {number: result for (other, number), result in results.items() if other == name})
         for name in expected
     }
 
@@ -180,8 +180,8 @@ def test_replicas_make_the_step_of_one(runs):
     expected, results = runs["pairs"].expected, runs["pairs"].results[8]
     assert expected[0].state["grad_norm/total:0"] > 0.5  # so that clipping takes part
     assert 0 < expected[-1].state["sop_loss/count:0"] < NUM_ROWS * BAD_STEP  # a few are not asked about
-    for result, one in zip(results, expected, strict=False):
-        check_equal(result, one)
+    for result, expected_result in zip(results, expected, strict=False):
+        check_equal(result, expected_result)
 
 
 def test_a_bad_gradient_on_one_replica_stops_all(runs):

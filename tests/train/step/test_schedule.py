@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from train.step.schedule import SHAPES, WarmupSchedule
 
 
-def rates(shape, num_steps=12, num_warmup_steps=4, **more):
-    schedule = WarmupSchedule(shape, peak=1.0, num_warmup_steps=num_warmup_steps, num_steps=num_steps, **more)
+def rates(shape, num_steps=12, num_warmup_steps=4, **settings):
+    schedule = WarmupSchedule(shape, peak=1.0, num_warmup_steps=num_warmup_steps, num_steps=num_steps, **settings)
     return schedule(tf.range(num_steps + 1)).numpy().tolist()
 
 
@@ -49,7 +49,7 @@ def test_every_step_has_a_rate_up_to_the_peak(shape, num_steps, num_warmup_steps
     num_warmup_steps = min(num_warmup_steps, num_steps - 1)
     num_decay_steps = min(num_decay_steps, num_steps - num_warmup_steps)
     values = rates(shape, num_steps, num_warmup_steps, num_decay_steps=num_decay_steps)[:-1]
-    warmup, rest = values[:num_warmup_steps], values[num_warmup_steps:]
+    warmup, after_warmup = values[:num_warmup_steps], values[num_warmup_steps:]
     assert all(0 < value <= 1 for value in values)
     assert warmup == sorted(warmup)
-    assert rest == sorted(rest, reverse=True)
+    assert after_warmup == sorted(after_warmup, reverse=True)

@@ -102,12 +102,12 @@ def test_eight_replicas_of_a_slice_train_the_same(optimizer):
         program = lower(model, model.train_step, batch(0), 8)
         assert ("stablehlo.reduce_scatter" in program.stablehlo) == is_sharded
         cases.append(Case([program], values_of(model), [(0, batch(seed)) for seed in range(8)]))
-    for one, other in zip(*execute(cases), strict=True):
-        np.testing.assert_allclose(other.outputs[0], one.outputs[0], rtol=1e-6)
-        whole = {variable: value[0] for variable, value in one.state.items()}
-        for variable, found in put_together(other.state, whole).items():
-            np.testing.assert_array_equal(found, found[:1].repeat(len(found), axis=0), err_msg=variable)
-            np.testing.assert_allclose(found[0], whole[variable], rtol=1e-5, atol=1e-5, err_msg=variable)
+    for unsharded, sharded in zip(*execute(cases), strict=True):
+        np.testing.assert_allclose(sharded.outputs[0], unsharded.outputs[0], rtol=1e-6)
+        whole = {variable: value[0] for variable, value in unsharded.state.items()}
+        for variable, copies in put_together(sharded.state, whole).items():
+            np.testing.assert_array_equal(copies, copies[:1].repeat(len(copies), axis=0), err_msg=variable)
+            np.testing.assert_allclose(copies[0], whole[variable], rtol=1e-5, atol=1e-5, err_msg=variable)
 
 
 @pytest.mark.slow

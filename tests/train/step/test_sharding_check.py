@@ -26,7 +26,9 @@ def is_proven():
     batches = tf.data.Dataset.from_tensors(batch_of(rows))
     before = [variable.numpy() for variable in model.network.variables]
     proven = prove_sharding(model, next(iter(strategy.experimental_distribute_dataset(batches))))
-    assert all(np.array_equal(one.numpy(), old) for one, old in zip(model.network.variables, before, strict=True))
+    assert all(
+        np.array_equal(variable.numpy(), old) for variable, old in zip(model.network.variables, before, strict=True)
+    )
     assert not model.optimizer.iterations.numpy()
     return proven
 

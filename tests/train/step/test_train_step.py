@@ -40,10 +40,11 @@ def test_loss_of_the_gathered_head_is_that_of_the_full_head():
     logits = model.network({"input_ids": rows.input_ids, "attention_mask": attended}).logits
     labels, used = tf.reshape(rows.original_ids, (-1,)), tf.reshape(tf.cast(rows.is_masked, tf.float32), (-1,))
     full = {
-        name: float(one) for name, one in masked_lm_loss(tf.reshape(logits, (len(labels), -1)), labels, used).items()
+        name: float(total)
+        for name, total in masked_lm_loss(tf.reshape(logits, (len(labels), -1)), labels, used).items()
     }
     assert full["num_masked"] > 10
-    assert {name: float(one) for name, one in model.evaluation_step(rows).items()} == pytest.approx(full, rel=1e-5)
+    assert {name: float(total) for name, total in model.evaluation_step(rows).items()} == pytest.approx(full, rel=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -174,11 +175,11 @@ def test_gradients_of_biases_in_bfloat16_are_those_in_float32():
             return model._gradients(prepared, row_keys((3,), len(rows)))[0]
 
         model.optimizer = build_optimizer(OptimizationConfig(), num_steps=20, num_warmup_steps=0)
-        found = tf.function(gradients, jit_compile=config.bfloat16)()  # as a run with this policy always is
+        all_gradients = tf.function(gradients, jit_compile=config.bfloat16)()  # as a run with this policy always is
         names = [variable.name for variable in network.trainable_variables]
         # Attention does not depend on the keys' biases: theirs are 0, but for rounding.
         is_bias = [name.endswith("bias:0") and "/key/" not in name for name in names]
-        return [gradient.numpy() for gradient, wanted in zip(found, is_bias, strict=True) if wanted]
+        return [gradient.numpy() for gradient, wanted in zip(all_gradients, is_bias, strict=True) if wanted]
 
     for gradient, expected in zip(bias_gradients(bfloat16=True), bias_gradients(), strict=True):
         assert np.linalg.norm(gradient - expected) < 0.05 * np.linalg.norm(expected)

@@ -38,7 +38,7 @@ def logits_and_gradients(model: tf_keras.Model, inputs: dict, gather: bool) -> t
     "name",
     [
         *each_architecture("deberta-v2 as v3", "convbert with groups", "roberta compiled"),
-        *(pytest.param(f"{one} compiled", marks=pytest.mark.slow) for one in ("deberta-v2 as v3", "mobilebert")),
+        *(pytest.param(f"{name} compiled", marks=pytest.mark.slow) for name in ("deberta-v2 as v3", "mobilebert")),
     ],
 )
 def test_the_gathered_head_equals_the_full_head(name):

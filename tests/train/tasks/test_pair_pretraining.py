@@ -104,7 +104,7 @@ def test_losses_are_those_of_the_whole_heads(name):
     sums = {key: float(value) for key, value in model.task.sums(model.network, rows, training=False).items()}
     masked, is_masked = rows.masked, rows.masked.is_masked.numpy()
     outputs = logits_of(model.network(inputs_of(masked.input_ids)))
-    logits, pair_logits = (tf.nn.log_softmax(one).numpy() for one in outputs)
+    logits, pair_logits = (tf.nn.log_softmax(head_logits).numpy() for head_logits in outputs)
     mlm = -np.take_along_axis(logits, masked.original_ids.numpy()[..., None], -1)[..., 0][is_masked]
     is_asked = rows.weights.numpy() > 0
     pairs = -np.take_along_axis(pair_logits, np.maximum(rows.labels.numpy(), 0)[:, None], -1)[:, 0][is_asked]
@@ -143,4 +143,4 @@ def test_the_gradient_is_that_of_both_means():
         apart = model.task.sums(model.network, rows, training=True)
         loss = apart["mlm_loss"] / apart["num_masked"] + apart["pair_loss"] / apart["num_pairs"]
     expected = map(tf.convert_to_tensor, tape.gradient(loss, model.network.trainable_variables))
-    assert_all_close((one / sums["num_masked"] for one in gradients), expected, atol=1e-5)
+    assert_all_close((gradient / sums["num_masked"] for gradient in gradients), expected, atol=1e-5)

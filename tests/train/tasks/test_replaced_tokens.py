@@ -36,11 +36,11 @@ CLASSES = ("ReplacedTokens", "GradientDisentangled")
 TABLE = "electra.embeddings.word_embeddings.weight"
 
 
-def build(class_name: str = "ReplacedTokens", strategy: Any = None, **more: Any) -> PretrainingModel:
+def build(class_name: str = "ReplacedTokens", strategy: Any = None, **options: Any) -> PretrainingModel:
     kind: Any = load_class(f"{RECIPE}:{class_name}", PretrainingTask)  # type: ignore[type-abstract]
     with (strategy or one_cpu()).scope():
         network = tiny_model("electra", kind.model_class, num_hidden_layers=1, **NO_DROPOUT)
-        return compiled_model(network, kind(MaskedLanguageModeling(RULE, PAD)), **more)
+        return compiled_model(network, kind(MaskedLanguageModeling(RULE, PAD)), **options)
 
 
 def weighed_rows(model: PretrainingModel, seed: int = 0) -> Any:
@@ -99,7 +99,7 @@ def test_the_loss_is_that_of_the_paper(class_name):
         if "/delta/" in variable.name:
             variable.assign(tf.random.stateless_normal(variable.shape, (1, 2)))
     rows = weighed_rows(model)
-    sums = {name: float(one) for name, one in model.task.sums(model.network, rows, training=True).items()}
+    sums = {name: float(total) for name, total in model.task.sums(model.network, rows, training=True).items()}
     original, is_masked = rows.masked.original_ids.numpy(), rows.masked.is_masked.numpy()
     attended = (original != PAD).astype(np.int32)
     generator = model.network.training_only
@@ -112,8 +112,8 @@ def test_the_loss_is_that_of_the_paper(class_name):
     assert (filled != original).any()
     exported = pytorch_weights(model.network)
     discriminator = tiny_model("electra", "TFAutoModelForPreTraining", num_hidden_layers=1, **NO_DROPOUT)
-    for one, ours in zip(discriminator.weights, model.network.weights, strict=False):
-        one.assign(exported[TABLE] if "word_embeddings" in one.name else ours)
+    for weight, ours in zip(discriminator.weights, model.network.weights, strict=False):
+        weight.assign(exported[TABLE] if "word_embeddings" in weight.name else ours)
     scores = discriminator({"input_ids": filled, "attention_mask": attended}).logits.numpy()
     is_replaced = filled != original
     losses = np.log1p(np.exp(-np.where(is_replaced, scores, -scores)))[attended > 0]
@@ -121,7 +121,7 @@ def test_the_loss_is_that_of_the_paper(class_name):
     assert sums["discriminator_loss"] / sums["num_tokens"] == pytest.approx(losses.mean(), rel=1e-5)
     assert sums["loss"] / sums["num_masked"] == pytest.approx(expected_generator + 50 * losses.mean(), rel=1e-5)
     assert sums["num_right"] == ((scores > 0) == is_replaced)[attended > 0].sum()
-    figures = model.task.figures({name: np.float64(2 * one) for name, one in sums.items()})
+    figures = model.task.figures({name: np.float64(2 * total) for name, total in sums.items()})
     assert figures["loss"] == pytest.approx(expected_generator + 50 * losses.mean(), rel=1e-5)
 
 
@@ -129,8 +129,10 @@ def gradients_by_name(model: PretrainingModel, rows: Any, name: str) -> dict[str
     variables = model.network.trainable_variables
     with tf.GradientTape() as tape:
         loss = model.task.sums(model.network, rows, training=True)[name]
-    found = tape.gradient(loss, variables, unconnected_gradients="zero")
-    return {one.name: tf.convert_to_tensor(grad).numpy() for one, grad in zip(variables, found, strict=True)}
+    gradients = tape.gradient(loss, variables, unconnected_gradients="zero")
+    return {
+        variable.name: tf.convert_to_tensor(grad).numpy() for variable, grad in zip(variables, gradients, strict=True)
+    }
 
 
 @pytest.mark.parametrize("class_name", CLASSES)
@@ -169,7 +171,7 @@ def test_an_evaluation_fills_in_by_the_content_of_a_row():
 
 def test_the_export_has_the_discriminator_with_its_delta():
     model = build("GradientDisentangled")
-    (delta,) = (one for one in model.network.weights if "/delta/" in one.name)
+    (delta,) = (weight for weight in model.network.weights if "/delta/" in weight.name)
     delta.assign(tf.ones_like(delta))
     snapshot = take_snapshot(model.network)
     # Its name counts the networks of the process.
@@ -177,7 +179,7 @@ def test_the_export_has_the_discriminator_with_its_delta():
     exported, num_ids = pytorch_weights(snapshot, 190), 190
     np.testing.assert_array_equal(exported[TABLE], cut_vocabulary(before, 0, num_ids) + 1)
     assert all(name.startswith(("electra.", "discriminator_predictions.")) for name in exported)
-    assert num_parameters(snapshot, num_ids) == sum(one.size for one in exported.values())
+    assert num_parameters(snapshot, num_ids) == sum(array.size for array in exported.values())
     # A second export is of the same weights.
     np.testing.assert_array_equal(pytorch_weights(snapshot, num_ids)[TABLE], exported[TABLE])
 
@@ -189,6 +191,6 @@ def test_muon_updates_the_matrices_of_both_networks():
         for variable, count in zip(network.trainable_variables, hidden_matrices(network), strict=True)
         if count
     }
-    of_generator = [one for one in network.training_only.trainable_variables if id(one) in matrices]
+    of_generator = [variable for variable in network.training_only.trainable_variables if id(variable) in matrices]
     assert (len(matrices), len(of_generator)) == (14, 7)  # with the dense layer of each head
     assert not any("embeddings" in name for name in matrices.values())
