@@ -80,8 +80,8 @@ def parser_of(script: str) -> argparse.ArgumentParser:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             runpy.run_path(str(PROJECT / script), run_name="__main__")
-    except _ParserFound as found:
-        return found.parser
+    except _ParserFound as exception:
+        return exception.parser
     finally:
         argparse.ArgumentParser.print_help, sys.argv, sys.path[:] = before  # type: ignore[method-assign]
     raise RuntimeError(f"{script} --help printed no help.")
@@ -115,8 +115,8 @@ def example_of(script: str) -> str:
 
 
 def _title(title: str) -> str:
-    known = {"options": "Flags", "optional arguments": "Flags", "positional arguments": "Arguments"}
-    return known.get(title, title[:1].upper() + title[1:])
+    headings = {"options": "Flags", "optional arguments": "Flags", "positional arguments": "Arguments"}
+    return headings.get(title, title[:1].upper() + title[1:])
 
 
 def _prose(description: str) -> Iterator[str]:
