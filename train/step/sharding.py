@@ -125,9 +125,9 @@ def placed(part: tf.Tensor, axis: int = 0) -> tf.Tensor:
     replicas, but not every kind can concatenate.
     """
     num_replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-    ones = [1] * (part.shape.rank + 1)
-    ones[axis] = num_replicas
-    is_own_place = tf.reshape(tf.range(num_replicas) == replica_index(), ones)
+    shape = [1] * (part.shape.rank + 1)
+    shape[axis] = num_replicas
+    is_own_place = tf.reshape(tf.range(num_replicas) == replica_index(), shape)
     spread = tf.where(is_own_place, tf.expand_dims(part, axis), tf.zeros((), part.dtype))  # (…, replicas, part, …)
     return tf.reshape(spread, (*part.shape[:axis], -1, *part.shape[axis + 1 :]))
 
