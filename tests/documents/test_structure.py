@@ -1,4 +1,4 @@
-"""The folders: names that shadow nothing, and the map of them in CONTRIBUTING.md."""
+"""The folders: names that shadow nothing, and the map of them in CONTRIBUTING.md. The code: encodings and variables."""
 
 import ast
 import importlib
@@ -14,6 +14,7 @@ PROJECT = Path(__file__).parents[2]
 STAGES = ("tokenizer_training", "tfrecord_prep", "train", "finetuning")
 # Of tests/ the map names what is not there once more.
 MAPPED = ("mlm_common", *STAGES, "benchmarks", "recipes", "notebooks", "docs")
+VAGUE_NAMES = {"one", "ones", "its", "there", "more", "found", "known", "rest"}
 
 
 def tracked_files() -> list[PurePosixPath]:
@@ -66,6 +67,31 @@ def test_text_is_read_and_written_in_a_named_encoding():
         if isinstance(node, ast.Call) and names_no_encoding(node)
     ]
     assert not unnamed
+
+
+def vague_names(code: str) -> list[str]:
+    """List `line: name` of the variables, arguments, attributes, functions and classes with a vague name."""
+    names = []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Name | ast.Attribute) and not isinstance(node.ctx, ast.Store):
+            continue
+        field = {ast.Name: "id", ast.Attribute: "attr", ast.arg: "arg"}.get(type(node), "name")
+        if (getattr(node, field, None) or "").strip("_") in VAGUE_NAMES:
+            names.append(f"{node.lineno}: {getattr(node, field)}")
+    return names
+
+
+def test_variables_say_what_they_hold():
+    """Such as `row`, `match` or `extra_flags`."""
+    code = "for one in more:\n    self.known = lambda _rest: print(one.found)\ndef there(): pass"
+    assert sorted(vague_names(code)) == ["1: one", "2: _rest", "2: known", "3: there"]
+    vague = [
+        f"{path}:{name}"
+        for path in tracked_files()
+        if path.suffix == ".py"
+        for name in vague_names((PROJECT / path).read_text(encoding="utf-8"))
+    ]
+    assert not vague
 
 
 @pytest.mark.parametrize("stage", ["train", "finetuning"])
