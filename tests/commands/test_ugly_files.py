@@ -10,7 +10,7 @@ import pytest
 from tests.fixtures.fuzzed_commands import FILE_COMMANDS, FOLDER_COMMANDS, Places, fed, problems_of
 from tests.fixtures.ugly_folders import damages_of
 
-pytestmark = pytest.mark.usefixtures("eagerly")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("eagerly")]
 
 # Drawn for each command line.
 NUM_FILES, NUM_DAMAGES = 3, 1

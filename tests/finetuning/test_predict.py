@@ -83,6 +83,7 @@ def test_answers_are_those_of_training(answered, predicted):
     assert "no answer found" in none
 
 
+@pytest.mark.slow
 def test_a_custom_task_predicts_as_in_training(rated, predicted):
     expected = (rated / "run" / "predict_results_test.txt").read_text(encoding="utf-8")
     assert predicted("--model", rated / "run", "--file", rated / "test.tsv") == expected

@@ -93,6 +93,7 @@ def test_the_plan_and_the_doctor_count_all_that_is_trained(electra, shards, tmp_
     assert check_run(parse_training_config(flags, ""))["num_parameters"] == number
 
 
+@pytest.mark.slow
 def test_labels_are_read_from_the_shards(labelled, shards, run):
     paths = sorted((labelled / "train").glob("*.tfrecord"))
     labels = [int(decode_feature(record, LABEL)[0]) for path in paths for record in read_records(path.read_bytes())]
@@ -135,6 +136,7 @@ def test_what_is_no_task_is_one_line(task, shards, tmp_path, run):
     assert message in run(main, *flags).refusal
 
 
+@pytest.mark.slow
 def test_labels_of_other_shards_are_refused(labelled, tmp_path, run, monkeypatch):
     monkeypatch.setattr("train.data.shards.check_nothing_is_shared", lambda *_: None)  # as for the run
     shutil.copytree(labelled, tmp_path / "other", ignore=shutil.ignore_patterns("run"))

@@ -112,6 +112,7 @@ def test_a_checkpoint_of_the_hub_is_exported(finished_run, shards, tmp_path, run
     assert contents(tmp_path / "out") == contents(finished_run / "export")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eagerly")
 def test_the_mean_of_checkpoints_is_evaluated_and_exported(finished_run, tmp_path, run):
     steps = [finished_run / "checkpoints" / f"step-{step:08d}" for step in (3, NUM_STEPS)]

@@ -190,6 +190,7 @@ def test_a_model_of_another_kind_is_one_line(counted, run, pairs, tmp_path):
     assert "is not a masked language model but a RobertaForTokenClassification" in outcome.refusal
 
 
+@pytest.mark.slow
 def test_a_killed_scoring_continues_with_the_next_model(counted, pairs, run, tmp_path, monkeypatch):
     other = tmp_path / "other"
     shutil.copytree(counted, other)

@@ -123,6 +123,7 @@ def exported(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_all_numbers_are_those_of_a_direct_computation(exported, run, tmp_path):
     text, pairs = tmp_path / "text.txt", tmp_path / "pairs.jsonl"
     text.write_text("".join(f"{document}\n" for document in DOCUMENTS), encoding="utf-8")
@@ -171,6 +172,7 @@ UGLY = (
 )
 
 
+@pytest.mark.slow
 def test_bits_per_byte_are_those_of_each_token_once_for_any_tokenizers(run, tmp_path):
     """Beside a sum over the tokens of the whole text, of the guess without context, which needs no network."""
     write_jsonl(tmp_path / "text.jsonl", *({"text": text} for text in UGLY))

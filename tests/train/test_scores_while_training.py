@@ -32,6 +32,7 @@ def pairs(tmp_path) -> Path:
     return write_jsonl(tmp_path / "pairs.jsonl", *rows)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_device", "eagerly")
 def test_scores_are_logged_with_each_evaluation_and_those_of_the_export(shards, pairs, run, tmp_path):
     flags = run_flags(shards, tmp_path / "run", "--score-pairs", str(pairs), "--score-words", "5")

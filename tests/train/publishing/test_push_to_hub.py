@@ -20,6 +20,7 @@ def hub_flags(shards: Path, folder: Path, *extra_flags: str) -> list[str]:
     return run_flags(shards, folder, "--hub-model-id", REPO, *extra_flags)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_device", "eagerly")
 def test_pushes_every_few_steps_and_at_the_end(hub_here, shards, tmp_path):
     push_flags = ("--hub-strategy", "steps", "--push-steps", "4", "--steps-per-execution", "6", "--hub-tag", "v1")

@@ -134,6 +134,7 @@ def test_twenty_steps_are_those_of_tensorflow(shards, tmp_path):
     assert_alike(tmp_path / "run", tmp_path / "expected", 1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_is_on_all_its_devices(jax_run):
     record = read_json(jax_run / "run.json")
     assert record["settings"]["hardware"]["runtime"] == "jax"

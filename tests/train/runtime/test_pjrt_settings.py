@@ -153,6 +153,7 @@ train.score_mlm.show_tpu = show_tpu
 """
 
 
+@pytest.mark.slow
 def test_a_run_sets_them_before_it_imports_tensorflow(shards, tiny_start, tmp_path):
     tpu_flags = ("--tpu-name", "local", "--pjrt", "off")
     pretraining = ("train.run_mlm", run_flags(shards, tmp_path / "run", *tpu_flags))

@@ -77,6 +77,7 @@ def test_layers_that_drop_nothing_are_not_used(caplog, monkeypatch):
     check_fallback(built(), caplog)
 
 
+@pytest.mark.slow
 def test_layers_that_cannot_be_traced_are_not_used_and_a_lost_device_says_nothing(caplog, monkeypatch):
     lost = tf.errors.UnavailableError(None, None, "Socket closed")
     monkeypatch.setattr(tpu_layers, "attend", Mock(side_effect=[lost, AttributeError("dot_general")]))

@@ -175,6 +175,7 @@ def check_equal(result: Result, expected: Result, **tolerance: float) -> None:
         np.testing.assert_allclose(result.state[name][0], value, rtol=1e-4, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_replicas_make_the_step_of_one(runs):
     """Masks, dropout, the order of pairs, their sums, clipping and accumulation, with a sharded optimizer."""
     expected, results = runs["pairs"].expected, runs["pairs"].results[8]
@@ -184,6 +185,7 @@ def test_replicas_make_the_step_of_one(runs):
         check_equal(result, expected_result)
 
 
+@pytest.mark.slow
 def test_a_bad_gradient_on_one_replica_stops_all(runs):
     results = runs["pairs"].results[8]
     before = results[BAD_STEP - 1].state
@@ -202,17 +204,20 @@ def test_the_preflight_counts_what_a_sharded_optimizer_sends(sharded_step):
     assert 0 < counted["all_reduce"] - other_bytes < 1000  # loss and norms
 
 
+@pytest.mark.slow
 def test_fine_tuning(runs):
     (result,), (expected,) = runs["texts"].results[8], runs["texts"].expected
     check_equal(result, expected)
 
 
+@pytest.mark.slow
 def test_evaluation_adds_up_and_keeps_each_row(runs):
     (result,), (expected,) = runs["evaluation"].results[8], runs["evaluation"].expected
     check_equal(result, expected, atol=1e-6)
     assert (NUM_ROWS, 2) in {value.shape for value in expected.outputs}
 
 
+@pytest.mark.slow
 def test_sums_of_the_layer_check_with_tpu_layers_and_blocks(runs):
     (result,), (expected,) = runs["blocks"].results[2], runs["blocks"].expected
     check_equal(result, expected, atol=1e-5)
