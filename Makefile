@@ -33,7 +33,7 @@ quickstart:  ## install, then train a tiny model from text to filled-in words: 4
 test: lint  ## check the code and run the tests: 10 minutes
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-test-slow: environment  ## run the tests that take minutes each
+test-slow: environment  ## run the tests that take many seconds or minutes each
 	$(BIN)/python -m pytest -m slow -n auto --maxprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-python:  ## run the quick tests with PYTHON=python3.13; with PYTHON_TESTS='tests -n auto' all of them
