@@ -156,7 +156,9 @@ def describe_worse(task: ExampleTask, figures: Mapping[str, float]) -> str:
         figures: the scores of the model, {metric: value}.
     """
     texts = []
-    for metric in [metric for metric in task.metrics if metric in task.guess]:
+    for metric in task.metrics:
+        if metric not in task.guess:
+            continue
         score, guess = figures[metric], task.guess[metric]
         if (score > guess) if metric in task.errors else (score < guess):
             texts.append(f"{metric.replace('_', ' ')} {format_score(score)} instead of {format_score(guess)}")

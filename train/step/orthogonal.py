@@ -17,8 +17,6 @@ COEFFICIENTS = ((3.4445, -4.7750, 2.0315),) * 5
 def orthogonalized(matrices: tf.Tensor) -> tf.Tensor:
     """Bring the nonzero singular values of matrices near 1; the singular vectors do not change.
 
-    TensorFlow traces the iterations only once for all matrices of the same shape, so a run starts sooner.
-
     Args:
         matrices: (…, rows, columns).
 
@@ -28,6 +26,7 @@ def orthogonalized(matrices: tf.Tensor) -> tf.Tensor:
     return _orthogonalized(matrices, _compute_dtype())
 
 
+# As a function of its own, it is traced only once for all matrices of the same shape, so a run starts sooner.
 @tf.function(autograph=False)
 def _orthogonalized(matrices: tf.Tensor, dtype: str) -> tf.Tensor:
     is_tall = matrices.shape[-2] > matrices.shape[-1]

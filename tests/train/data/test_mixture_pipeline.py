@@ -62,7 +62,7 @@ def rows(mixture):
 
 
 def test_each_source_is_read_as_if_alone_in_the_interleavings_order(sources, mixture, rows):
-    assert any(len(window.rows) < window.window.num_rows for window in mixture.from_row(0, len(rows)))
+    assert any(len(part.rows) < part.window.num_rows for part in mixture.from_row(0, len(rows)))
     for source, order in enumerate(sources):
         of_source = [row for row in rows if row // 1000 == source]
         alone = rows_of(order, 0, -(-len(of_source) // BATCH_ROWS), num_left_out_rows=FIRST_ROWS[source])
@@ -131,4 +131,4 @@ def test_many_sources_of_large_shards_hold_a_bounded_number_of_rows():
         num_complete = int(np.argmax(num_found < num_pieces))
     assert max(num_held) < 9 * buffer_rows
     # In whole shards it would be five times as many; for that each shard is read seven times.
-    assert sum(window.window.num_rows for window in windows) < 8 * num_rows
+    assert sum(part.window.num_rows for part in windows) < 8 * num_rows
