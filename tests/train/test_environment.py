@@ -84,3 +84,30 @@ print(*faults[1:])
     num_pages, faults = 2**24 // resource.getpagesize(), run_program(program).stdout.split()
     assert len(faults) == 2
     assert all(int(num_faults) < num_pages // 10 for num_faults in faults), faults
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc" or has_accelerator(), reason="for glibc, and only a CPU")
+def test_memory_is_kept_although_tensorflow_forbids_it_with_its_first_iterator():
+    """What malloc takes from Linux by itself, it gives back as soon as it is freed. Only its heap is kept."""
+    program = """
+import ctypes
+import train
+train.load_tensorflow()
+import tensorflow as tf
+from train.runtime.tensorflow_runtime import TensorFlowRuntime
+
+class Statistics(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int) for name in ("heap", "chunks", "small", "taken_by_itself", *"abcdef")]
+
+libc = ctypes.CDLL(None)
+libc.mallinfo.restype, libc.malloc.argtypes = Statistics, [ctypes.c_size_t]
+libc.malloc.restype = ctypes.c_void_p
+runtime = TensorFlowRuntime(tf.distribute.OneDeviceStrategy("/cpu:0"))
+for _ in range(2):
+    next(iter(runtime.distribute(lambda _: tf.data.Dataset.range(8).batch(2).repeat())))
+    before = libc.mallinfo().taken_by_itself
+    for _ in range(96):  # together more than the heap has left
+        libc.malloc(2**24)
+    print(libc.mallinfo().taken_by_itself - before)
+"""
+    assert run_program(program).stdout.split() == ["0", "0"]
