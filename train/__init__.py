@@ -27,6 +27,7 @@ import ctypes
 import importlib.util
 import logging
 import os
+import platform
 import re
 import sys
 from collections.abc import Iterator
@@ -44,7 +45,10 @@ ACCELERATORS = ("nvidia*", "dxg", "kfd", *TPUS)
 # Older versions reject a threshold above 32 MiB, so 32 MiB is set first. If no threshold were set, M_TOP_PAD would fix
 # it at 128 KiB.
 MALLOC_OPTIONS = ((-8, 1), (-3, 2**25), (-3, 2**30), (-2, 2**30))
-
+# Whether TensorFlow computes with oneDNN. By default it does so only on x86 CPUs with instructions for neural networks,
+# such as AVX512_VNNI. On an AMD EPYC with only AVX2, oneDNN makes a step of the quick start's model 1.14 times as fast.
+ONEDNN_VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
+X86 = ("x86_64", "AMD64")
 # TensorFlow and Keras import these packages if installed. The imports take a second, and are not needed.
 OPTIONAL_PACKAGES = ("fsspec", "jax", "pandas", "scipy")
 
@@ -73,6 +77,8 @@ def load_tensorflow() -> None:
     if "tensorflow" in sys.modules:
         return
     logger.info("Loading TensorFlow …")
+    if platform.machine() in X86 and not has_accelerator():
+        os.environ.setdefault(ONEDNN_VARIABLE, "1")
     absent = [name for name in OPTIONAL_PACKAGES if name not in sys.modules]
     sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type] # imports of these packages fail
     try:

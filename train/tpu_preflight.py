@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import flag
 from mlm_common.errors import InputError
-from train import load_tensorflow
+from train import ONEDNN_VARIABLE, load_tensorflow
 from train.checks.preflight.tpu_compiler import SLICES, check_compiler, tpu_slice
 from train.config.settings import parse_run_flags
 
@@ -85,5 +85,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # oneDNN's allocator never returns memory
+    os.environ.setdefault(ONEDNN_VARIABLE, "0")  # oneDNN's allocator never returns memory
     run_as_script(main)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.fixtures.tiny_models import of_transformers_4
-from train import TPUS, has_accelerator
+from train import ONEDNN_VARIABLE, TPUS, X86, has_accelerator
 
 
 def run_program(program: str, *left_out: str) -> subprocess.CompletedProcess:
@@ -46,6 +46,20 @@ check_computable(tiny_config("mpnet"))
 def test_libtpu_asks_no_metadata_server_where_there_is_no_tpu():
     program = "import os, train; print(os.environ['TPU_SKIP_MDS_QUERY'])"
     assert run_program(program, "TPU_SKIP_MDS_QUERY").stdout.split() == ["1"]
+
+
+@pytest.mark.skipif(platform.machine() not in X86 or has_accelerator(), reason="for x86, and only a CPU")
+def test_tensorflow_computes_with_onednn_unless_the_user_says_otherwise(monkeypatch):
+    program = """
+import train
+train.load_tensorflow()
+from tensorflow.python.util import _pywrap_util_port
+print(_pywrap_util_port.IsMklEnabled())
+"""
+    shown = [run_program(program, ONEDNN_VARIABLE).stdout]
+    monkeypatch.setenv(ONEDNN_VARIABLE, "0")
+    shown.append(run_program(program).stdout)
+    assert shown == ["True\n", "False\n"]
 
 
 @pytest.mark.slow

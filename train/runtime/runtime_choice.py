@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlm_common.errors import InputError, RunFailedError
-from train import load_tensorflow
+from train import ONEDNN_VARIABLE, load_tensorflow
 from train.config.hardware import HardwareConfig
 from train.runtime import machines
 from train.runtime.machines import Cluster
@@ -30,7 +30,6 @@ Hardware = TypeVar("Hardware", bound=HardwareConfig)
 JAX_FOR_TPUS = ("libtpu", "libtpu-nightly")
 JAX_FOR_GPUS = ("jax-cuda12-plugin", "jax-cuda13-plugin", "jax-rocm60-plugin", "jax-rocm7-plugin")
 GPU_DEVICE_PATTERNS = ("nvidia[0-9]*", "dxg", "kfd")
-ONEDNN_VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
 INSTALL = {
     "TPU": "python install.py --extra jax-tpu, or tensorflow-tpu: python install.py --extra tpu",
     "GPU": "python install.py --extra jax-cuda, or TensorFlow for it: python install.py --extra gpu",

@@ -9,11 +9,11 @@ import pytest
 
 from mlm_common.errors import InputError
 from tests.fixtures.other_environments import output_of
+from train import ONEDNN_VARIABLE
 from train.config.hardware import HardwareConfig
 from train.runtime import runtime_choice
 from train.runtime.machines import Cluster
 from train.runtime.runtime_choice import (
-    ONEDNN_VARIABLE,
     Installed,
     choose_runtime,
     jax_devices,
