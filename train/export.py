@@ -104,13 +104,14 @@ def average_checkpoints(paths: Sequence[str], tokenizer: str | None) -> tuple["S
         (saved.run_folder and saved.run_folder.path, str(saved.record and saved.record["plan"]))
         for saved in checkpoints
     }
-    steps = [saved.snapshot.step for saved in checkpoints]
-    last = checkpoints[-1]
-    if len(phases) != 1 or last.record is None or len(set(steps)) < 2:
+    # A checkpoint counts once, even if a shell's `step-*` named both of its files.
+    by_step = {saved.snapshot.step: saved for saved in checkpoints}
+    steps, last = list(by_step), checkpoints[-1]
+    if len(phases) != 1 or last.record is None or len(steps) < 2:
         raise InputError(f"--average needs different checkpoints of one phase of one run; received {' '.join(paths)}.")
     means = {
         # Average in float64, so that the mean of equal weights is exactly this weight.
-        name: np.mean([saved.snapshot.arrays[name] for saved in checkpoints], axis=0, dtype=np.float64).astype(
+        name: np.mean([saved.snapshot.arrays[name] for saved in by_step.values()], axis=0, dtype=np.float64).astype(
             array.dtype
         )
         for name, array in last.snapshot.arrays.items()

@@ -116,7 +116,8 @@ def test_a_checkpoint_of_the_hub_is_exported(finished_run, shards, tmp_path, run
 @pytest.mark.usefixtures("eagerly")
 def test_the_mean_of_checkpoints_is_evaluated_and_exported(finished_run, tmp_path, run):
     steps = [finished_run / "checkpoints" / f"step-{step:08d}" for step in (3, NUM_STEPS)]
-    outcome = run(main, steps[1], steps[0], tmp_path / "mean", "--average")
+    both_files = [steps[0].with_suffix(suffix) for suffix in (".json", ".safetensors")]
+    outcome = run(main, steps[1], *both_files, tmp_path / "mean", "--average")
     assert outcome.status == 0, outcome.err
     saved = [read_saved_model(str(step)) for step in steps]
     logged = saved[1].snapshot.metrics[-1]["loss"]
