@@ -103,7 +103,7 @@ def _keep_freed_memory_despite_iterators() -> None:
 
     When a process makes its first iterator over the data set of a strategy or of a Python generator, TensorFlow sets
     M_MMAP_THRESHOLD to 128 KiB, to mitigate a memory leak of Python 3.11. Malloc then returns large tensors to Linux as
-    soon as they are freed. After an evaluation, a step of the quick start's model took 1.25 times as long. TensorFlow
+    soon as they are freed. After an evaluation, a step of the quick start's model took 1.2 times as long. TensorFlow
     changes the option only once per process, so it is set again after an iterator over a tiny data set.
     """
     if not has_accelerator():
