@@ -77,8 +77,9 @@ def load_tensorflow() -> None:
     if "tensorflow" in sys.modules:
         return
     logger.info("Loading TensorFlow …")
-    if platform.machine() in X86 and not has_accelerator():
-        os.environ.setdefault(ONEDNN_VARIABLE, "1")
+    sets_onednn = platform.machine() in X86 and not has_accelerator() and ONEDNN_VARIABLE not in os.environ
+    if sets_onednn:
+        os.environ[ONEDNN_VARIABLE] = "1"
     absent = [name for name in OPTIONAL_PACKAGES if name not in sys.modules]
     sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type] # imports of these packages fail
     try:
@@ -87,6 +88,8 @@ def load_tensorflow() -> None:
     finally:
         for name in absent:
             sys.modules.pop(name, None)
+        if sets_onednn:  # TensorFlow has read it; child processes decide for themselves, such as a run with JAX
+            del os.environ[ONEDNN_VARIABLE]
     check_interrupts()  # an optional import may have caught the KeyboardInterrupt and counted as failed
 
 

@@ -51,15 +51,16 @@ def test_libtpu_asks_no_metadata_server_where_there_is_no_tpu():
 @pytest.mark.skipif(platform.machine() not in X86 or has_accelerator(), reason="for x86, and only a CPU")
 def test_tensorflow_computes_with_onednn_unless_the_user_says_otherwise(monkeypatch):
     program = """
+import os
 import train
 train.load_tensorflow()
 from tensorflow.python.util import _pywrap_util_port
-print(_pywrap_util_port.IsMklEnabled())
-"""
+print(_pywrap_util_port.IsMklEnabled(), VARIABLE in os.environ)
+""".replace("VARIABLE", repr(ONEDNN_VARIABLE))
     shown = [run_program(program, ONEDNN_VARIABLE).stdout]
     monkeypatch.setenv(ONEDNN_VARIABLE, "0")
     shown.append(run_program(program).stdout)
-    assert shown == ["True\n", "False\n"]
+    assert shown == ["True False\n", "False True\n"]
 
 
 @pytest.mark.slow
