@@ -44,7 +44,8 @@ def cross_entropy_and_correct(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.
         losses = _at(logits, predicted) - _at(logits, labels) - tf.math.log(_at(probabilities, predicted))
 
         def gradient(by_losses: tf.Tensor) -> tf.Tensor:
-            places = tf.stack([*tf.meshgrid(*map(tf.range, labels.shape), indexing="ij"), labels], axis=-1)
+            sizes = tf.unstack(tf.shape(labels))
+            places = tf.stack([*tf.meshgrid(*map(tf.range, sizes), indexing="ij"), labels], axis=-1)
             return tf.tensor_scatter_nd_sub(probabilities * by_losses[..., tf.newaxis], places, by_losses)
 
         return losses, gradient

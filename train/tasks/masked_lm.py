@@ -123,10 +123,13 @@ class MaskedLanguageModeling(PretrainingTask):
 
         from train.layers.cpu_functions import runs_unfused
         from train.tasks.heads import masked_lm_loss, predict_at
-        from train.tasks.masking import collect_predictions
+        from train.tasks.masking import collect_predictions, num_needed_slots
 
         rule = self.rule if training else self.evaluation_rule
-        predictions = collect_predictions(rows, rule.num_prediction_slots(rows.input_ids.shape.num_elements()))
+        num_slots: int | tf.Tensor = rule.num_prediction_slots(rows.input_ids.shape.num_elements())
+        if runs_unfused():
+            num_slots = num_needed_slots(rows.is_masked, num_slots)
+        predictions = collect_predictions(rows, num_slots)
         attended = tf.cast(rows.input_ids != self.pad_token_id, tf.int32)  # (batch, length)
         inputs = {"input_ids": rows.input_ids, "attention_mask": attended, **inputs}
         outputs, states = predict_at(network, inputs, predictions.positions, training=training)

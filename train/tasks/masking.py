@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from train.layers.random_bits import KEY_WORDS, draw_bits, fall_under, fold_in, to_integers
 from train.runtime.named_scopes import named
-from train.tasks.masking_rule import MAX_SPAN_TOKENS, MAX_WORD_TOKENS, MaskingRule
+from train.tasks.masking_rule import MAX_SPAN_TOKENS, MAX_WORD_TOKENS, SLOT_MULTIPLE, MaskingRule
 
 
 class MaskedRows(NamedTuple):
@@ -99,7 +99,7 @@ def key_of_content(input_ids: tf.Tensor) -> tf.Tensor:
 
 
 @named("masks")
-def collect_predictions(rows: MaskedRows, num_predictions: int) -> Predictions:
+def collect_predictions(rows: MaskedRows, num_predictions: int | tf.Tensor) -> Predictions:
     """Return positions and ids of the masked tokens. Masked tokens after the first `num_predictions` are ignored."""
     rank = tf.cumsum(tf.cast(tf.reshape(rows.is_masked, (-1,)), tf.int32))  # (batch * length,)
     # The n-th masked token is at the first position with rank n. XLA compiles this to comparisons, not to a sort.
@@ -108,6 +108,17 @@ def collect_predictions(rows: MaskedRows, num_predictions: int) -> Predictions:
     positions = tf.where(is_used, positions, 0)
     labels = tf.gather(tf.reshape(rows.original_ids, (-1,)), positions)
     return Predictions(positions, labels, tf.cast(is_used, tf.float32))
+
+
+def num_needed_slots(is_masked: tf.Tensor, max_slots: int) -> tf.Tensor:
+    """Return a multiple of SLOT_MULTIPLE that is enough for the masked tokens, or `max_slots` if that is less.
+
+    Args:
+        is_masked: bool (batch, length).
+        max_slots: the number of slots that XLA would compute.
+    """
+    num_masked = tf.reduce_sum(tf.cast(is_masked, tf.int32))
+    return tf.clip_by_value(-(-num_masked // SLOT_MULTIPLE) * SLOT_MULTIPLE, min(SLOT_MULTIPLE, max_slots), max_slots)
 
 
 @named("fill_in")
@@ -120,7 +131,7 @@ def fill_in(rows: MaskedRows, logits: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
         draws: uniform random bits, uint32 (batch, length). The sampled token is the first token whose cumulative
             probability reaches the draw.
     """
-    num_slots = logits.shape[0]
+    num_slots = logits.shape[0] or tf.shape(logits)[0]
     totals = tf.cumsum(tf.nn.softmax(tf.cast(tf.stop_gradient(logits), tf.float32)), axis=-1)  # (slots, vocabulary)
     bits = tf.gather(tf.reshape(draws, (-1,)), collect_predictions(rows, num_slots).positions)
     # The draws become exact numbers above 0 and below 1. They are multiplied by the last cumulative probability,

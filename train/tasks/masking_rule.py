@@ -18,6 +18,8 @@ SLOT_DEVIATIONS = 6
 # A batch also has slots for this number of additional units (minus one token each), because long units are rare in a
 # batch, and their number varies more than a normal distribution predicts.
 SPARE_UNITS = 2
+# Where the number of slots may vary, it is a multiple of this number, so that few different shapes occur.
+SLOT_MULTIPLE = 32
 # Longer words and spans are divided, so that the number of masked tokens varies little in any text.
 MAX_WORD_TOKENS = 8
 MAX_SPAN_TOKENS = 20
@@ -52,6 +54,8 @@ class MaskingRule:
 
     def num_prediction_slots(self, num_tokens: int) -> int:
         """Return the number of slots for predicted tokens in a batch of `num_tokens`. XLA needs a fixed number.
+
+        Without XLA, only the slots that a batch needs are computed, and this is their maximum number.
 
         The variance assumes the worst case, in which all units have the maximum length. In real text it is lower.
         """

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.fixtures.arrays import assert_all_equal
 from train.layers.random_bits import row_keys
-from train.tasks.masking import MaskedRows, collect_predictions, mask_row_by_content, mask_rows
+from train.tasks.masking import MaskedRows, collect_predictions, mask_row_by_content, mask_rows, num_needed_slots
 from train.tasks.masking_rule import MAX_UNIT_TOKENS, MaskingRule
 
 SPECIAL_IDS = (0, 1, 2, 3, 4)
@@ -117,6 +117,25 @@ def test_slots_hold_the_masked_tokens_in_order(is_masked, num_predictions):
     assert positions[weights == 1].tolist() == expected.tolist()
     assert labels[weights == 1].tolist() == (expected + 100).tolist()
     assert weights.sum() == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("num_masked", "max_slots", "num_slots"),
+    [
+        (0, 96, 32),
+        (1, 96, 32),
+        (32, 96, 32),
+        (33, 96, 64),
+        (96, 96, 96),
+        (97, 96, 96),
+        (3, 8, 8),
+        (9, 8, 8),
+        (70, 72, 72),
+    ],
+)
+def test_without_xla_there_are_slots_for_the_masked_tokens(num_masked, max_slots, num_slots):
+    is_masked = tf.reshape(tf.range(120) < num_masked, (4, 30))
+    assert int(num_needed_slots(is_masked, max_slots)) == num_slots
 
 
 @pytest.mark.parametrize(
