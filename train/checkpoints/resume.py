@@ -120,7 +120,7 @@ def describe_resume_point(
     decided = {f"hardware.{name}" for name in saved_computation}
     inexact = [text for name, text in changes.items() if name in settings_marked(ROUNDING, type(config)) - decided]
     inexact += [
-        f"{flag_of(name)} {old} -> {computation[name]}"
+        f"{'parallel streams' if name == 'num_streams' else flag_of(name)} {old} -> {computation[name]}"
         for name, old in saved_computation.items()
         if old != computation[name]
     ]

@@ -133,13 +133,16 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
     with locked_run_folder(run) as run:
         show_tpu(run.config.hardware)  # before TensorFlow is imported
         let_tensorflow_free_memory(run.config.hardware)
+        run = run.with_streams()
         load_tensorflow()  # now that the input is checked
         from train.loop.trainer import Trainer
         from train.runtime.runtime import wait_for_workers
-        from train.runtime.strategy import check_run_agreement, end_together
+        from train.runtime.strategy import check_run_agreement, end_together, pin_streams, share_cores
 
+        share_cores(run.num_streams)
         supervisor.report("connect")
         runtime = connect(run.config.hardware, run.cluster)
+        pin_streams(run.num_streams)
         with failure_handling(run, runtime) as stop:
             run = run.planned(runtime.num_replicas)
             check_run_agreement(runtime, [phase.config for phase in run.phases], run.fingerprint)

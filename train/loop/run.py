@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mlm_common.cli.command_line import commit
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import vocabulary_size
+from mlm_common.workers import num_cores
 from train import load_tensorflow
 from train.checkpoints.resume import (
     ResumePoint,
@@ -27,7 +28,7 @@ from train.checkpoints.store import CheckpointRecord
 from train.config.settings import HardwareConfig, RunSettings
 from train.data.inputs import Inputs
 from train.loop.phase import Phase, make_plans
-from train.model.computation import Computation
+from train.model.computation import Computation, count_streams, may_use_streams
 from train.model.configurations import settings_of
 from train.runtime.machines import (
     ACCELERATOR_TYPE_VARIABLE,
@@ -54,6 +55,7 @@ class Run:
         why_runtime: why this runtime was chosen; printed with the plan.
         exports_best: whether the checkpoint with the best evaluation is exported instead of the last one.
         plans: the plan of each phase; empty until the number of replicas is known.
+        num_streams: the number of parallel streams of a step without XLA; see `with_streams`.
     """
 
     phases: tuple[Phase, ...]
@@ -61,6 +63,7 @@ class Run:
     why_runtime: str = ""
     exports_best: bool = False
     plans: tuple[Plan, ...] = ()
+    num_streams: int = 1
 
     @property
     def config(self) -> RunSettings:
@@ -148,6 +151,26 @@ class Run:
                 f"{error} This assumes {assumed} replicas. If the TPU has a different number of chips, set "
                 f"{ACCELERATOR_TYPE_VARIABLE} to its type, such as v5e-4."
             ) from error
+
+    def with_streams(self) -> "Run":
+        """Return the run with its number of parallel streams. Call it before TensorFlow is imported.
+
+        A run keeps its number when it resumes, so that its sums are rounded in the same way.
+        """
+        record, hardware, num_streams = self.recorded.content, self.config.hardware, 1
+        if not self.plans or not may_use_streams(hardware):
+            return self
+        if record is not None and not self.starts_over:
+            with self.folder.guarded_record():
+                if record["hardware"] == describe_hardware(hardware, self.plans[0].num_replicas):
+                    num_streams = int(record["computation"].get("num_streams", 1))
+        elif has_cpu_alone():
+            cores = num_cores()
+            num_streams = min(
+                1 if phase.task.couples_rows else count_streams(phase.model_config, plan, phase.task.model_class, cores)
+                for phase, plan in zip(self.phases, self.plans, strict=True)
+            )
+        return dataclasses.replace(self, num_streams=num_streams)
 
     def inputs_of(self, index: int) -> Inputs:
         """Return the inputs of phase `index`, with each source continuing where the previous phase ends."""

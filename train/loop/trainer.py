@@ -51,7 +51,8 @@ class Trainer:
         task, model_config = self.phase.task, self.phase.model_config
         self.start, self.versions = ResumePoint(), installed_versions()
         self.made_by = {"device": device_kind(config.hardware), "commit": commit()}
-        self.computation = choose_computation(config, model_config, plan, self._computation_so_far())
+        so_far = self._computation_so_far()
+        self.computation = choose_computation(config, model_config, plan, so_far, run.num_streams)
         self.model = build_model(config, inputs, task, model_config, plan, runtime, self.computation)
         self.state = TrainingState(self.model)
         self.add_up = build_adder(inputs, self.model, plan, jit_compile=self.computation.jit_compile)

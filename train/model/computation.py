@@ -10,16 +10,18 @@ prediction slots only. Heads for fine-tuning do not count, because they have few
 How a step is computed is decided once, recorded, and kept when a run resumes.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import PretrainedConfig
 
-from train.config.settings import RunSettings
+from train import multiplies_in_bfloat16
+from train.config.settings import HardwareConfig, RunSettings
 from train.model.anatomy import Anatomy, anatomy_of
 from train.model.architectures import architecture_of
-from train.runtime.machines import chip_of, local_accelerator_type
+from train.runtime.machines import CLUSTER_VARIABLE, chip_of, local_accelerator_type
 from train.runtime.plan import Plan
 
 # Heads that begin with the encoder's pooler, given by the endings of their classes' names.
@@ -27,6 +29,13 @@ POOLED = {
     "bert": ("", "SequenceClassification", "MultipleChoice"),
     **dict.fromkeys(("camembert", "roberta", "roberta-prelayernorm", "xlm-roberta"), ("", "MultipleChoice")),
 }
+
+# Streams are used for models with at most this number of weights, because each stream has its own gradients, and if
+# each stream gets at least this number of tokens. We measured only two cores.
+MAX_STREAM_PARAMETERS = 10_000_000
+MIN_STREAM_TOKENS = 512
+# Variables with which users set the numbers of TensorFlow's threads.
+THREAD_VARIABLES = {"TF_NUM_INTEROP_THREADS", "TF_NUM_INTRAOP_THREADS"}
 
 
 @dataclass(frozen=True)
@@ -251,12 +260,14 @@ class Computation:
         shard_optimizer: moments and updates are divided among the replicas; None has the same meaning as for
             `tpu_layers`.
         reference_layers: the network is transformers' TensorFlow class instead of ours.
+        num_streams: the number of parallel streams that divide the rows of each micro-batch; see `count_streams`.
     """
 
     jit_compile: bool
     tpu_layers: bool | None
     shard_optimizer: bool | None = False
     reference_layers: bool = False
+    num_streams: int = 1
 
 
 def choose_computation(
@@ -264,11 +275,16 @@ def choose_computation(
     model_config: PretrainedConfig,
     plan: Plan,
     recorded: Computation | None = None,
+    num_streams: int = 1,
 ) -> Computation:
     """Choose how the steps of a plan are computed.
 
-    `recorded` is how the run was computed so far on this hardware. This record decides all choices that the flags leave
-    open.
+    Args:
+        config: the settings.
+        model_config: configuration of the network.
+        plan: the plan of the phase.
+        recorded: how the run was computed so far on this hardware. It decides all choices that the flags leave open.
+        num_streams: the number of streams of a step that is not compiled by XLA.
     """
     from train.runtime.strategy import compiles_with_xla  # imports TensorFlow, which bad input should not wait for
 
@@ -280,7 +296,34 @@ def choose_computation(
         _tpu_layers(config, model_config, jit_compile, recorded),
         _shard_optimizer(config, plan, recorded),
         config.hardware.reference_layers,
+        1 if jit_compile else num_streams,
     )
+
+
+def may_use_streams(hardware: HardwareConfig) -> bool:
+    """Return whether this machine, if it has only a CPU, computes steps with TensorFlow and without XLA.
+
+    False if the user has set the number of TensorFlow's threads.
+    """
+    needs_xla = hardware.jit_compile or hardware.tpu_layers == "on"
+    needs_xla = needs_xla or (hardware.bfloat16 and not multiplies_in_bfloat16())
+    is_ours = hardware.runtime == "tensorflow" and not hardware.wants_tpu and CLUSTER_VARIABLE not in os.environ
+    return is_ours and not needs_xla and not os.environ.keys() & THREAD_VARIABLES
+
+
+def count_streams(model_config: PretrainedConfig, plan: Plan, model_class: str, num_cores: int) -> int:
+    """Count the parallel streams in which a CPU computes a step without XLA; 1 if a step is not divided.
+
+    Without streams, all cores compute one operation after another together. The operations of a small model are so
+    short that the cores wait for each other. With streams, each core computes its part of the rows by itself. The
+    quick start's model then takes 0.89 of the time for a step on two cores, and roberta-small 1.02 of the time.
+    """
+    parameters = count_parameters(model_config, model_class)
+    if parameters is None or parameters.total > MAX_STREAM_PARAMETERS:
+        return 1
+    num_rows = plan.global_batch_rows // (plan.num_replicas * plan.num_micro_batches)
+    num_tokens = num_rows * (plan.mean_length or plan.max_length)
+    return num_cores if num_rows >= num_cores and num_tokens >= num_cores * MIN_STREAM_TOKENS else 1
 
 
 def _tpu_layers(
@@ -309,4 +352,7 @@ def describe_computation(computation: Mapping[str, Any], *, on_tpu: bool) -> str
     if computation.get("reference_layers"):
         layers = "transformers' TensorFlow classes"
     sharded = ", sharded optimizer" if computation.get("shard_optimizer") else ""
-    return f"{'compiled with XLA' if on_tpu or computation['jit_compile'] else 'without XLA'}, {layers}{sharded}"
+    divided = f", {num_streams} parallel streams" if (num_streams := computation.get("num_streams", 1)) > 1 else ""
+    return (
+        f"{'compiled with XLA' if on_tpu or computation['jit_compile'] else 'without XLA'}, {layers}{sharded}{divided}"
+    )

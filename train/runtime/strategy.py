@@ -6,13 +6,16 @@ CPU.
 
 import functools
 import hashlib
+import itertools
 import json
 import logging
+import os
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ import tensorflow as tf
 
 from mlm_common.cli.settings import flag_of
 from mlm_common.errors import InputError, RunFailedError
+from mlm_common.workers import num_cores
 from train import multiplies_in_bfloat16
 from train.config import PER_WORKER
 from train.config.settings import HardwareConfig, RunSettings
@@ -33,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 # Connecting to a slice with many hosts takes minutes. On some images it never returns (googlecolab/colabtools#5194).
 CONNECT_SECONDS = 300.0
+# The threads of this process, and the name of the threads in which TensorFlow runs the operations of a step.
+THREADS, COMPUTING_THREAD = Path("/proc/self/task"), "tf_Compute"
 
 
 def connect(config: HardwareConfig, cluster: Cluster) -> tf.distribute.Strategy:
@@ -49,6 +55,36 @@ def connect(config: HardwareConfig, cluster: Cluster) -> tf.distribute.Strategy:
     _check_step_compiles(config, strategy.num_replicas_in_sync)
     logger.info("computing on %s, replicas: %d", devices, strategy.num_replicas_in_sync)
     return strategy
+
+
+def share_cores(num_streams: int) -> None:
+    """Let each operation use only its stream's share of the cores. Call it before TensorFlow computes anything."""
+    if num_streams > 1:
+        with suppress(RuntimeError):  # TensorFlow has started; its operations then use all cores, and are slower
+            tf.config.threading.set_intra_op_parallelism_threads(max(1, num_cores() // num_streams))
+
+
+def pin_streams(num_streams: int) -> None:
+    """Give each thread that computes a stream its own core, on Linux. Call it after `connect`.
+
+    These threads hardly ever wait, and the scheduler of a virtual machine may leave them on the same core: on one such
+    machine, a step then took twice as long. Threads are not pinned if there are more cores than streams, because other
+    processes would choose the same cores.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if not 1 < num_streams == len(cores):
+        return
+    threads = [int(folder.name) for folder in THREADS.glob("*") if _name_of_thread(folder) == COMPUTING_THREAD]
+    for thread, core in zip(sorted(threads), itertools.cycle(cores), strict=False):
+        with suppress(OSError):  # the thread has ended
+            os.sched_setaffinity(thread, {core})
+
+
+def _name_of_thread(folder: Path) -> str:
+    try:
+        return (folder / "comm").read_text(encoding="utf-8").strip()
+    except OSError:  # it has ended
+        return ""
 
 
 def _check_step_compiles(config: HardwareConfig, num_replicas: int) -> None:

@@ -1,8 +1,10 @@
 """`PretrainingModel`: a network with its task, and its training and evaluation steps."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tf_keras
 from transformers import PretrainedConfig
@@ -52,6 +54,7 @@ class PretrainingModel(tf_keras.Model):
         seed: seed of masks and dropout.
         num_micro_batches: number of micro-batches per replica and step.
         max_grad_norm: the gradient is clipped to this norm; 0 disables clipping.
+        num_streams: the number of parallel streams that divide the rows of a micro-batch, at most the number of rows.
         runtime: the devices on which the model computes; by default TensorFlow's, with the strategy in whose scope the
             model is built.
     """
@@ -64,6 +67,7 @@ class PretrainingModel(tf_keras.Model):
         seed: int,
         num_micro_batches: int = 1,
         max_grad_norm: float = 0.0,
+        num_streams: int = 1,
         runtime: Runtime | None = None,
     ):
         super().__init__()
@@ -74,6 +78,10 @@ class PretrainingModel(tf_keras.Model):
         self.seed = seed
         self.num_micro_batches = num_micro_batches
         self.max_grad_norm = max_grad_norm
+        self.num_streams = num_streams
+        # As a function of its own, it is traced once for streams with the same number of rows.
+        self._stream_sums = tf.function(functools.partial(self.task.sums, self.network), autograph=False)
+        self._stream_gradients = tf.function(self._gradients_of_stream, autograph=False)
         # Use float32 under every policy, because a graph that only assigns a variable does not find the variable if
         # the policy may cast it.
         self.means = [tf_keras.metrics.Mean(mean.name, dtype="float32") for mean in task.means]
@@ -156,13 +164,22 @@ class PretrainingModel(tf_keras.Model):
     def evaluation_step(self, rows: Any) -> Sums:
         """Add up the task's sums over the prepared rows of all replicas, and collect the task's values for each row."""
         replica = tf.distribute.get_replica_context()
-        sums = self.task.sums(self.network, rows, training=False)
+        sums = self._evaluation_sums(rows)
         row_values = {name: sums.pop(name) for name in list(sums) if sums[name].shape.rank}
         sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, sums)
         # Sum one value at a time, because integers and floats may be on different devices.
         for name, value in row_values.items():
             sums[name] = replica.all_reduce(tf.distribute.ReduceOp.SUM, placed(value))
         return sums
+
+    def _evaluation_sums(self, rows: Any) -> Sums:
+        if self.num_streams == 1:
+            return self.task.sums(self.network, rows, training=False)
+        streams = [self._stream_sums(part, training=False) for part in divided_rows(rows, self.num_streams)]
+        return {
+            name: tf.concat(values, axis=0) if values[0].shape.rank else tf.add_n(values)
+            for name, values in ((name, [sums[name] for sums in streams]) for name in streams[0])
+        }
 
     @tf.autograph.experimental.do_not_convert
     def gradient_sums(self, batch: dict[str, tf.Tensor]) -> tuple[Sums, tf.Tensor]:
@@ -288,6 +305,13 @@ class PretrainingModel(tf_keras.Model):
         return gradients, {name: sums[name] for name in self._sum_names}
 
     def _micro_batch_gradients(self, rows: Any, keys: tf.Tensor, shared_key: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
+        if self.num_streams == 1:
+            return self._gradients_of_stream(rows, keys, shared_key)
+        streams = [self._stream_gradients(*part, shared_key) for part in divided_rows((rows, keys), self.num_streams)]
+        added: tuple[list[tf.Tensor], Sums] = tf.nest.map_structure(lambda *parts: tf.add_n(parts), *streams)
+        return added
+
+    def _gradients_of_stream(self, rows: Any, keys: tf.Tensor, shared_key: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
         with dropping_out_by(keys, shared_key):
             with tf.GradientTape() as tape:
                 sums = self.task.sums(self.network, rows, training=True)
@@ -310,6 +334,14 @@ def prepare_batch(
 ) -> Any:
     """Prepare (mask) the rows of a training step. The batch starts at row `first_row` of the global batch."""
     return task.prepare_batch(batch, row_keys((seed, TASK_STREAM, step), _num_rows(batch), first_row))
+
+
+def divided_rows(rows: Any, num_parts: int) -> list[Any]:
+    """Divide a structure of tensors (rows, …) into structures with nearly equal numbers of rows."""
+    tensors = tf.nest.flatten(rows)
+    sizes = [len(part) for part in np.array_split(np.arange(tensors[0].shape[0]), num_parts)]
+    parts = zip(*(tf.split(tensor, sizes) for tensor in tensors), strict=True)
+    return [tf.nest.pack_sequence_as(rows, part) for part in parts]
 
 
 def _num_rows(batch: dict[str, tf.Tensor]) -> int:
@@ -365,6 +397,7 @@ def build_model(
             seed=config.run.seed,
             num_micro_batches=plan.num_micro_batches,
             max_grad_norm=config.optimization.max_grad_norm,
+            num_streams=computation.num_streams,
             runtime=runtime,
         )
         compile_model(model, config, plan, computation)
