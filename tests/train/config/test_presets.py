@@ -9,7 +9,7 @@ from train.config.learning import OptimizationConfig
 from train.config.presets import about_preset, preset_markdown, preset_names, preset_table, read_preset
 from train.config.settings import parse_training_config
 from train.model.computation import count_parameters, step_flops
-from train.model.config import resolve_model_config
+from train.model.config import padded_vocabulary_size, resolve_model_config
 
 INPUTS = synthetic_inputs(max_length=512, vocab_size=32_000)
 OF_TPU = [name for name in preset_names() if name.endswith(("-8", "-tpu-shaped")) or name.startswith("modernbert")]
@@ -30,7 +30,8 @@ def test_a_preset_resolves_to_a_model_that_can_be_trained(name):
     counted = count_parameters(exact_model_of(name))
     assert counted is not None
     assert counted.total == about_preset(name).parameters
-    assert model_config.vocab_size == 32_000
+    multiple = config_of(name).model.pad_vocab_to_multiple_of
+    assert model_config.vocab_size == padded_vocabulary_size(32_000, multiple)
     assert model_config.hidden_size % model_config.num_attention_heads == 0
     assert set(read_preset(name)["model"]) <= set(model_config.to_dict())
     config = config_of(name)
