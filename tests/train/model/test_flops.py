@@ -20,7 +20,7 @@ COUNTED = ["roberta", *(pytest.param(name, marks=pytest.mark.slow) for name in (
 
 
 def graph_flops(model: PretrainingModel) -> int:
-    @tf.function(input_signature=[tf.TensorSpec((NUM_ROWS, LENGTH), tf.int32)])
+    @tf.function(input_signature=[tf.TensorSpec((NUM_ROWS, LENGTH), tf.int32)], jit_compile=True)
     @tf.autograph.experimental.do_not_convert
     def gradients(input_ids):
         rows = model.prepare_batch({"input_ids": input_ids}, 0)

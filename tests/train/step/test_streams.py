@@ -212,7 +212,7 @@ print(sorted(cores) == [[core] for core in sorted(os.sched_getaffinity(0))])
 @pytest.mark.parametrize(("extra", "are_pinned"), [(0, True), (1, False)])
 def test_each_stream_has_its_core_if_there_is_one_for_each(extra, are_pinned):
     command = [sys.executable, "-c", THREADS_OF_STREAMS.replace("EXTRA", str(extra))]
-    done = subprocess.run(command, cwd=PROJECT, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=PROJECT, check=True, capture_output=True, encoding="utf-8")
     assert done.stdout == f"{are_pinned}\n"
 
 
