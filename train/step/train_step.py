@@ -54,7 +54,7 @@ class PretrainingModel(tf_keras.Model):
         seed: seed of masks and dropout.
         num_micro_batches: number of micro-batches per replica and step.
         max_grad_norm: the gradient is clipped to this norm; 0 disables clipping.
-        num_streams: the number of parallel streams that divide the rows of a micro-batch, at most the number of rows.
+        num_streams: the number of parallel streams that divide the rows of a micro-batch. Each has at least one row.
         runtime: the devices on which the model computes; by default TensorFlow's, with the strategy in whose scope the
             model is built.
     """
@@ -337,9 +337,13 @@ def prepare_batch(
 
 
 def divided_rows(rows: Any, num_parts: int) -> list[Any]:
-    """Divide a structure of tensors (rows, …) into structures with nearly equal numbers of rows."""
+    """Divide a structure of tensors (rows, …) into structures with nearly equal numbers of rows.
+
+    There are fewer than `num_parts` structures if there are fewer rows, so that none is empty.
+    """
     tensors = tf.nest.flatten(rows)
-    sizes = [len(part) for part in np.array_split(np.arange(tensors[0].shape[0]), num_parts)]
+    num_rows = tensors[0].shape[0]
+    sizes = [len(part) for part in np.array_split(np.arange(num_rows), min(num_parts, num_rows))]
     parts = zip(*(tf.split(tensor, sizes) for tensor in tensors), strict=True)
     return [tf.nest.pack_sequence_as(rows, part) for part in parts]
 

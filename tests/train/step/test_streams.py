@@ -56,7 +56,7 @@ class WithRowValues(MaskedLanguageModeling):
         return super().sums(network, rows, training=training) | {"second_ids": rows.original_ids[:, 1]}
 
 
-@pytest.mark.parametrize(("num_streams", "num_micro_batches"), [(2, 1), (3, 1), (8, 1), (3, 2)])
+@pytest.mark.parametrize(("num_streams", "num_micro_batches"), [(2, 1), (3, 1), (9, 1), (3, 2)])
 def test_a_step_in_streams_is_the_same_step(num_streams, num_micro_batches):
     rows = token_rows()
     whole, divided = build(one_cpu()), build(one_cpu(), num_streams=num_streams, num_micro_batches=num_micro_batches)
@@ -90,11 +90,12 @@ def test_an_evaluation_in_streams_gives_the_same_sums_and_the_values_in_the_orde
 
 @given(num_rows=st.integers(1, 40), data=st.data())
 def test_streams_have_all_rows_in_order_and_nearly_equal_numbers(num_rows, data):
-    num_parts = data.draw(st.integers(1, num_rows))
+    num_parts = data.draw(st.integers(1, 50))
     rows = {"ids": tf.reshape(tf.range(2 * num_rows), (num_rows, 2)), "keys": (tf.range(num_rows),)}
     parts = divided_rows(rows, num_parts)
     sizes = [len(part["ids"]) for part in parts]
-    assert len(parts) == num_parts
+    assert len(parts) == min(num_parts, num_rows)
+    assert min(sizes) > 0
     assert max(sizes) - min(sizes) <= 1
     assert_all_equal([tf.concat([part["ids"] for part in parts], 0)], [rows["ids"]])
     assert_all_equal([tf.concat([part["keys"][0] for part in parts], 0)], [rows["keys"][0]])
