@@ -211,9 +211,14 @@ def exit_statuses_page() -> str:
 
 def page_of_file(path: str) -> str:
     """Take a page outside docs/ into the site: links to pages of docs/ stay, those to other files become names."""
+
+    def replace(link: re.Match[str]) -> str:
+        name, target = link.groups()
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+        return f"[{name}](../{target.removeprefix('docs/')})" if target.startswith("docs/") else name
+
     text = (PROJECT / path).read_text(encoding="utf-8")
-    text = re.sub(r"\]\(docs/([^)]+)\)", r"](../\1)", text)
-    return re.sub(r"\[([^\]]+)\]\((?!https?:|\.\./|#)[^)]+\)", r"\1", text)
+    return re.sub(r"\[([^\]]+)\]\((?!https?:|#)([^)]+)\)", replace, text)
 
 
 def generated_pages() -> dict[str, str]:

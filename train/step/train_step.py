@@ -299,7 +299,7 @@ class PretrainingModel(tf_keras.Model):
             gradients = tape.gradient(
                 outputs, variables, output_gradients[index], unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
-            return [tf.convert_to_tensor(gradient) for gradient in gradients], {}
+            return _dense(gradients, variables), {}
 
         gradients, _ = self._added_up(micro_batch_gradients, {})
         return gradients, {name: sums[name] for name in self._sum_names}
@@ -312,16 +312,13 @@ class PretrainingModel(tf_keras.Model):
         return added
 
     def _gradients_of_stream(self, rows: Any, keys: tf.Tensor, shared_key: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
+        variables = self.network.trainable_variables
         with dropping_out_by(keys, shared_key):
             with tf.GradientTape() as tape:
                 sums = self.task.sums(self.network, rows, training=True)
             loss = sums[self.task.means[0].total]
-            gradients = tape.gradient(
-                loss, self.network.trainable_variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
-            )
-        # Make gradients of embeddings dense, because sparse gradients are slow to add up and to sum over the replicas.
-        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        return gradients, {name: sums[name] for name in self._sum_names}
+            gradients = tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return _dense(gradients, variables), {name: sums[name] for name in self._sum_names}
 
     @property
     def _sum_names(self) -> list[str]:
@@ -346,6 +343,17 @@ def divided_rows(rows: Any, num_parts: int) -> list[Any]:
     sizes = [len(part) for part in np.array_split(np.arange(num_rows), min(num_parts, num_rows))]
     parts = zip(*(tf.split(tensor, sizes) for tensor in tensors), strict=True)
     return [tf.nest.pack_sequence_as(rows, part) for part in parts]
+
+
+def _dense(gradients: list[Any], variables: list[tf.Variable]) -> list[tf.Tensor]:
+    """Make the gradients of embeddings dense, because sparse ones are slow to add up and to sum over the replicas.
+
+    The shapes are set, because a sparse gradient that comes out of a conditional has lost its static shape.
+    """
+    return [
+        tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
+        for gradient, variable in zip(gradients, variables, strict=True)
+    ]
 
 
 def _num_rows(batch: dict[str, tf.Tensor]) -> int:
