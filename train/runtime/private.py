@@ -3,11 +3,13 @@
 Uses of JAX's private API are in `train.runtime.jax_programs`.
 """
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.framework.ops import gradient_registry
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, get_eager_safe_handle_data
@@ -39,6 +41,23 @@ def variable_of(handle: tf.Tensor) -> Any:
 def registered_gradients() -> dict[str, Any]:
     """Return TensorFlow's registry of the gradients of operations and functions, by name."""
     return gradient_registry._registry
+
+
+@functools.cache
+def stop_tuning_device_buffers() -> None:
+    """Turn off autotuning in the data sets that buffer a strategy's batches on each device.
+
+    A strategy makes these data sets itself, without the options of the data set that it distributes. The autotuner's
+    thread can miss the end of its iterator, and then the end of `fit` waits for it, for as long as a minute.
+    """
+    create = multi_device_iterator_ops._create_device_dataset
+
+    def create_without_tuning(*arguments: Any) -> tf.data.Dataset:
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        return create(*arguments).with_options(options)
+
+    multi_device_iterator_ops._create_device_dataset = create_without_tuning
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from train import has_accelerator, keep_freed_memory
 from train.runtime.machines import Cluster
-from train.runtime.private import steps_per_execution
+from train.runtime.private import steps_per_execution, stop_tuning_device_buffers
 from train.runtime.runtime import WAIT_NAME, Runtime, StoredVariable
 
 
@@ -41,6 +41,7 @@ class TensorFlowRuntime(Runtime):
         before each batch whether another batch exists, and the shape of batches would be unknown.
         """
         _keep_freed_memory_despite_iterators()
+        stop_tuning_device_buffers()
 
         def endless_batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
             return batches(context).apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from mlm_common.errors import InputError, PermanentError, RunFailedError
+from tests.fixtures.tiny_steps import two_cpus
 from train.config.settings import HardwareConfig
 from train.runtime import strategy
 from train.runtime.machines import Cluster, read_cluster
@@ -155,3 +156,13 @@ def test_one_worker_says_that_its_batches_are_endless(monkeypatch):
     monkeypatch.setattr(runtime.strategy, "distribute_datasets_from_function", made.append)
     runtime.distribute(lambda _: tf.data.Dataset.range(4).repeat().filter(lambda _: True))  # unknown cardinality
     assert made[0](tf.distribute.InputContext()).cardinality() == tf.data.INFINITE_CARDINALITY
+
+
+@pytest.mark.parametrize("replicas", [lambda: tf.distribute.OneDeviceStrategy("/cpu:0"), two_cpus])
+def test_no_thread_tunes_the_batches_that_wait_on_devices(replicas):
+    """It can miss the end of its iterator, and the end of `fit` then waits for it, up to a minute."""
+    runtime = TensorFlowRuntime(replicas())
+    (iterator,) = iter(runtime.distribute(lambda _: tf.data.Dataset.range(4)))._iterators
+    waiting = [on_device._dataset for on_device in iterator._iterator._device_iterators]
+    assert len(waiting) == runtime.num_replicas
+    assert {dataset.options().autotune.enabled for dataset in waiting} == {False}
