@@ -47,6 +47,18 @@ def test_loss_of_the_gathered_head_is_that_of_the_full_head():
     assert {name: float(total) for name, total in model.evaluation_step(rows).items()} == pytest.approx(full, rel=1e-5)
 
 
+def test_gradients_have_the_static_shapes_of_their_weights():
+    """`--shard-optimizer` needs them. Without XLA, the head is in a conditional, which drops a sparse shape."""
+    model, shapes = build(one_cpu()), []
+
+    def trace(batch):
+        gradients, _ = model._gradients(model.prepare_batch(batch, 0), row_keys((3,), NUM_ROWS, 0))
+        shapes.extend(gradient.shape for gradient in gradients)
+
+    tf.function(one_cpu().run, autograph=False).get_concrete_function(trace, args=(batch_of(token_rows()),))
+    assert shapes == [variable.shape for variable in model.network.trainable_variables]
+
+
 @pytest.fixture(scope="module")
 def trained_plainly():
     """A model after three steps of one replica, without a graph or accumulation, its figures and weights."""
